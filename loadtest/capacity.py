@@ -69,7 +69,6 @@ async def highest(holds: Callable[[float], Awaitable[bool]], first: float, toler
 
 
 async def confirmed(holds: Callable[[float], Awaitable[bool]], rate: float, tolerance: float) -> float:
-    """`rate`, or the next lower one in steps of the tolerance, for which a longer run holds, too."""
     for _ in range(_MOST_STEPS):
         if rate <= 0 or await holds(rate):
             return rate
@@ -219,7 +218,6 @@ def conclude(arguments: argparse.Namespace, probe: Probe, rate: float) -> int:
 
 
 def main() -> int:
-    """The program. A wrong option is one line."""
     try:
         return asyncio.run(run(parse()))
     except ValueError as error:

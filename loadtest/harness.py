@@ -53,7 +53,6 @@ class Running:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """The options of every script."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--url", help="a running service; it and its replicas must be on this machine")
     parser.add_argument("--flags", default="", help="further flags of `mrp-serve serve`, in one text")
@@ -93,7 +92,6 @@ async def ready(
     timeout_s: float = _START_S,
     process: subprocess.Popen[bytes] | None = None,
 ) -> float:
-    """Waits until `replicas` replicas can generate, or `process` has ended. Returns the seconds of the wait."""
     began = time.monotonic()
     while time.monotonic() - began < timeout_s:
         if process and process.poll() is not None:
@@ -109,7 +107,6 @@ async def ready(
 
 
 def free_port() -> int:
-    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -141,7 +138,6 @@ def memory_mib(process: int) -> float:
 
 
 def memory(running: Running) -> dict[str, float]:
-    """Resident MiB of the processes that requests pass through."""
     names = ("Generator", ENGINE, "Ingress", "ProxyActor")
     return {
         f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
@@ -187,7 +183,6 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
 
@@ -209,14 +204,12 @@ def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list
 
 
 def demo_prompts() -> list[str]:
-    """The demo's held-out problems."""
     from service.demo import heldout_problems
 
     return [problem.prompt for problem in heldout_problems()]
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    """Sends one request and reads the whole answer, streamed or not."""
     began = time.monotonic()
     route = Route(GENERATE, bool(body.get("stream")), openai=False)
     observation = Observation(route, body.get("mode", ""), began, began)

@@ -53,7 +53,6 @@ async def served_modes(url: str, api_key: str) -> set[str] | None:
 
 
 async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, only: str) -> list[Point]:
-    """Makes all runs that the service can serve, one after the other. Prints a line for each level."""
     measured: list[Point] = []
     for planned in scenario.runs:
         if only and planned.name not in only.split(","):
@@ -73,7 +72,6 @@ async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, on
 
 
 def _scaled(planned: Run, measured: Sequence[Point]) -> Run | None:
-    """The run with its levels as multiples of the highest rate of another run."""
     if not planned.of:
         return planned
     best = max((point.requests_per_s for point in measured if point.run == planned.of), default=0.0)
@@ -81,7 +79,6 @@ def _scaled(planned: Run, measured: Sequence[Point]) -> Run | None:
 
 
 def line(point: Point) -> str:
-    """The text line of one level."""
     unit = "users     " if point.loop == "closed" else "requests/s"
     first = "-" if point.first_block_p95_ms is None else f"{point.first_block_p95_ms:.0f} ms"
     gap = "-" if point.gap_p95_ms is None else f"{point.gap_p95_ms:.0f} ms"
@@ -94,7 +91,6 @@ def line(point: Point) -> str:
 
 
 def save(measured: Sequence[Point], folder: Path) -> None:
-    """Points as CSV and JSON."""
     (folder / "points.json").write_text(json.dumps([asdict(point) for point in measured], indent=1), encoding="utf-8")
     with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Point)])

@@ -55,7 +55,6 @@ def growth(samples: Sequence[Memory]) -> dict[str, float]:
 
 
 def slices(run: Run, window: Window, requests: Sequence[Request], count: int) -> list[Point]:
-    """The points of `count` equal parts of the window."""
     seconds = window.seconds / count
     parts = [
         replace(window, since=window.since + number * seconds, until=window.since + (number + 1) * seconds)
@@ -92,7 +91,6 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Memory]) -> int:
-    """Checks the limits, prints the result and draws the picture."""
     requests = [row for row in record.rows if isinstance(row, Request)]
     [window] = windows(record.run, record.rows, warm_s=30.0)
     [whole] = slices(record.run, window, requests, 1)

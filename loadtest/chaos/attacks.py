@@ -71,7 +71,6 @@ class HonestClient:
     unanswered: int = 0
 
     async def ask(self, body: dict[str, Any] = _BODY) -> None:
-        """One request, whose answer is read to its end."""
         began = time.monotonic()
         try:
             headers = {"authorization": "Bearer bob"}
@@ -92,7 +91,6 @@ class HonestClient:
 
 
 async def watch(url: str, seconds: float) -> HonestClient:
-    """What the honest client sees for some seconds."""
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
         client = HonestClient(session, url)
@@ -114,7 +112,6 @@ async def warm_up(url: str) -> None:
 
 
 def _attack(name: str, target: Target, result: Connection) -> None:
-    """What the hostile client's process runs."""
     ends: Counter[str] = Counter()
 
     async def attack() -> None:
@@ -146,7 +143,6 @@ def sizes(running: Running) -> dict[str, tuple[list[int], float]]:
 
 
 async def measure(name: str, running: Running, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One attack: the result's row."""
     quiet, before, wanted = await watch(running.url, arguments.quiet_s), sizes(running), await replicas(running.url)
     url = httpx.URL(running.url)
     target = Target(url.host, url.port or 80, before["ingress"][0][0], folder, arguments.seconds)
@@ -170,7 +166,6 @@ async def measure(name: str, running: Running, folder: Path, arguments: argparse
 
 
 async def replicas(url: str) -> float:
-    """How many replicas the autoscaler is told to want."""
     async with httpx.AsyncClient(base_url=url) as client:
         return round((await metrics(client)).get("replicas_wanted", 0.0), 1)
 
@@ -249,7 +244,6 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
-    """Runs the script and returns its exit status."""
     with file_systems() as folder:
         return asyncio.run(run(parse(), folder))
 

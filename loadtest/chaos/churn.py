@@ -48,7 +48,6 @@ def parse() -> argparse.Namespace:
 
 
 async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, draw: random.Random) -> str:
-    """Sends one request that ends as `kind` says. Returns its outcome."""
     if kind == "stays":
         return described(await ask(client, body))
     if kind == "times out":
@@ -61,7 +60,6 @@ async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, dr
 
 
 def described(outcome: Outcome) -> str:
-    """An outcome in a word, or its error."""
     return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
 
 
@@ -75,7 +73,6 @@ async def leave(client: httpx.AsyncClient, body: dict[str, Any], stay_s: float) 
 
 
 async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw: random.Random) -> str:
-    """Reads one to four blocks, then closes the connection."""
     wanted = draw.randint(1, 4)
     try:
         async with client.stream("POST", GENERATE, json=body) as response:
@@ -91,7 +88,6 @@ async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw
 
 
 async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Namespace, seed: int) -> Counter[str]:
-    """Sends `count` requests, several at once."""
     draw = random.Random(seed)
     bodies = iter(requests(count, seed, arguments.tokens, demo_prompts()))
     ends: Counter[str] = Counter()
@@ -154,7 +150,6 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any], same: bool, fine: bool) -> list[str]:
-    """The invariants that do not hold."""
     strange = {end: count for end, count in result["ends"].items() if end.split(": ")[1][0].isdigit()}
     checks = {
         **{f"{name} is {result[name]}": result[name] != 0 for name in REST},

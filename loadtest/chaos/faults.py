@@ -84,7 +84,6 @@ class Tally:
     arrivals: list[float] = field(default_factory=list)
 
     def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
-        """Compares an answer with that before the fault, or tells apart how there was none."""
         kind = "stream" if body["stream"] else "whole"
         if outcome.ok:
             same = (outcome.tokens, outcome.text, outcome.finish) == (quiet.tokens, quiet.text, quiet.finish)
@@ -101,13 +100,11 @@ class Tally:
 
     @property
     def longest_pause_s(self) -> float:
-        """The longest time in which nobody got anything."""
         pairs = itertools.pairwise(sorted(self.arrivals))
         return round(max((after - before for before, after in pairs), default=0.0), 2)
 
 
 async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_s: float) -> Outcome:
-    """The outcome of a request whose refused connections are tried again."""
     for _ in range(_TRIES):
         try:
             async with asyncio.timeout(patience_s):
@@ -131,7 +128,6 @@ class Run:
         self._recoveries: list[float | None] = []
 
     async def result(self) -> dict[str, Any]:
-        """Does it all. Returns what is reported."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._arguments.clients)
         try:
             async with httpx.AsyncClient(base_url=self._program.url, timeout=None, limits=limits) as client:  # noqa: S113
@@ -244,7 +240,6 @@ def one_run(words: str, out: Path | None, repeat: int = 0) -> int:
 
 
 def main() -> int:
-    """Runs the faults that are asked for. Returns the exit status."""
     arguments = parse()
     if not arguments.all:
         words = [word for word in sys.argv[1:] if word != "--out" and word != str(arguments.out)]

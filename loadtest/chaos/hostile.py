@@ -49,7 +49,6 @@ class Client:
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
     async def post(self, path: str, body: bytes | dict[str, Any]) -> None:
-        """Sends a request and reads all of its answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             async with self._session.post(self._url + path, data=data, headers=self._headers) as response:
@@ -60,8 +59,6 @@ class Client:
 
 
 def _requests(work: Callable[[Client], Awaitable[Any]], key: str = "alice") -> Attack:
-    """An attack by ordinary requests."""
-
     async def attack(target: Target, ends: Counter[str]) -> None:
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=120)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:

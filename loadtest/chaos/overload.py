@@ -45,14 +45,11 @@ class Arrival:
 
     @property
     def accepted(self) -> Outcome | None:
-        """The whole answer, None if the request got none."""
         return next((outcome for outcome in (self.first, self.second) if outcome is not None and outcome.ok), None)
 
 
 @dataclass
 class Loop:
-    """An open loop: its rate, its length and its arrivals."""
-
     rate: float
     seconds: float
     arrivals: list[Arrival] = field(default_factory=list)
@@ -73,7 +70,6 @@ def parse() -> argparse.Namespace:
 
 
 async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Outcome:
-    """Sends one request and reads the whole answer, streamed or not."""
     began, stream = time.monotonic(), bool(body["stream"])
     observation = Observation(Route(GENERATE, stream, openai=False), body["mode"], began, began)
     parser = reader(observation)
@@ -115,7 +111,6 @@ async def capacity(
 
 
 async def arrive(session: aiohttp.ClientSession, body: dict[str, Any], loop: Loop) -> None:
-    """One client: sends a request, and obeys a Retry-After once."""
     arrival = Arrival(time.monotonic(), await ask(session, body))
     after = arrival.first.retry_after
     if arrival.first.status == 429 and after is not None:
@@ -126,7 +121,6 @@ async def arrive(session: aiohttp.ClientSession, body: dict[str, Any], loop: Loo
 
 
 async def open_loop(session: aiohttp.ClientSession, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
-    """Sends requests at random times, without waiting for answers."""
     draw, clients = random.Random(seed), []
     loop.began = due = time.monotonic()
     for number in itertools.count():
@@ -188,7 +182,6 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any]) -> list[str]:
-    """The invariants that do not hold."""
     checks = {
         f"goodput is {result['goodput_share']} of capacity": (result["goodput_share"] or 0) < arguments.goodput,
         f"p99 is {result['accepted_p99_s']} s": (result["accepted_p99_s"] or 1e9) > arguments.p99_s,

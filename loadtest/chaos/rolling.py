@@ -76,7 +76,6 @@ async def _measure(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Runs the script and returns its exit status."""
     parser = options(__doc__ or "")
     parser.add_argument("--command", help="updates the service of --url")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds that update takes after its command")

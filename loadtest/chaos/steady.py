@@ -30,7 +30,6 @@ class Tally:
     ended: list[float] = field(default_factory=list)  # when each answer was complete
 
     def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
-        """Compares an answer with that of the quiet run."""
         if not outcome.ok:
             self.failed[f"{'stream' if body['stream'] else 'unary'} {outcome.status} {outcome.error}"[:160]] += 1
             return
@@ -51,7 +50,6 @@ class Tally:
 
     @property
     def broken(self) -> list[str]:
-        """The invariants that do not hold."""
         failed = sum(self.failed.values())
         broken = [f"{failed} requests failed"] if failed else []
         broken += [f"{len(self.differing)} answers differ"] if self.differing else []
@@ -73,7 +71,6 @@ async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concu
 
 
 async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Outcome]:
-    """The answers of the quiet run, a few at a time."""
     limit = asyncio.Semaphore(8)
 
     async def limited(body: dict[str, Any]) -> Outcome:
@@ -89,7 +86,6 @@ async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> 
 async def load(
     client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Outcome]], tally: Tally, ended: asyncio.Event
 ) -> None:
-    """One client: sends the next request as soon as it has an answer."""
     for body, quiet in itertools.cycle(pairs):
         if ended.is_set():
             return

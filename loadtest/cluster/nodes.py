@@ -32,11 +32,9 @@ class Nodes:
     url: str
 
     def with_replica_of(self, deployment: str) -> list[Any]:
-        """The nodes that run a replica of a deployment."""
         return [node for node in self.nodes if node.any_processes_alive() and _replicas(node, deployment)]
 
     def kill(self, node: Any) -> None:
-        """Kills a node, as if its machine had lost power."""
         self.cluster.remove_node(node, allow_graceful=False)
 
 

@@ -65,13 +65,11 @@ class Load:
             await asyncio.sleep(THOUGHT_S if self.wanted == 1 or not outcome.ok else 0)
 
     async def end(self) -> None:
-        """Ends all clients when they have their answers."""
         self.wanted = 0
         await asyncio.gather(*self.clients)
 
 
 async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
-    """Adds a row every second."""
     began, tokens, before = time.monotonic(), 0, time.monotonic()
     while True:
         page, states = await metrics(http), await asyncio.to_thread(replicas_by_state)
@@ -112,7 +110,6 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
 
 
 def conclude(rows: list[dict[str, Any]], load: Load, arguments: argparse.Namespace) -> int:
-    """Reports the numbers of the run and returns the exit status."""
     up = arguments.low_s
     high = [row for row in rows if up <= row["s"] < up + arguments.high_s]
     most = max(row["running"] for row in rows)
@@ -145,7 +142,6 @@ def _after(rows: list[dict[str, Any]], name: str, count: int, began: float) -> f
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws load, replicas and throughput over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")

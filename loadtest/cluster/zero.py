@@ -23,19 +23,16 @@ BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, lose
 
 
 def sleeps(http: httpx.Client) -> bool:
-    """Whether the service is scaled to zero."""
     health = http.get("/health")
     return health.status_code == 200 and health.json()["replicas_ready"] == 0 and not replicas_by_state()
 
 
 def awake(http: httpx.Client) -> bool:
-    """Whether a replica runs."""
     health = http.get("/health")
     return health.status_code == 200 and health.json()["replicas_ready"] > 0
 
 
 def once(http: httpx.Client) -> dict[str, Any]:
-    """Waits until the service is scaled to zero, checks it, and wakes it."""
     asleep_s = wait_until(lambda: sleeps(http), "asleep")
     routes = {path: http.get(path).status_code for path in ("/health", "/v1/models", "/metrics")}
     routes["a bad request"] = http.post("/generate", json={**BODY, "temperature": -1}).status_code

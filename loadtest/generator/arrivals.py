@@ -21,7 +21,6 @@ class Stage:
     last: float
 
     def level(self, at: float) -> float:
-        """The level after `at` seconds of the stage."""
         return self.first + (self.last - self.first) * at / self.seconds
 
 
@@ -52,7 +51,6 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """The length in seconds."""
         return sum(stage.seconds for stage in self.stages)
 
     def stage(self, at: float) -> int | None:
@@ -65,14 +63,12 @@ class Profile:
         return None
 
     def level(self, at: float) -> float:
-        """The level at a time; 0 after the end."""
         number = self.stage(at)
         if number is None:
             return 0.0
         return self.stages[number].level(at - sum(stage.seconds for stage in self.stages[:number]))
 
     def scaled(self, factor: float) -> Profile:
-        """All levels times a factor."""
         return Profile(tuple(Stage(s.seconds, s.first * factor, s.last * factor) for s in self.stages))
 
     def __str__(self) -> str:

@@ -48,7 +48,6 @@ class Measures:
         gevent.spawn(self._flush_often)
 
     def level(self, at: float, stage: int, level: float) -> None:
-        """Notes the begin of a new stage."""
         self._add(Level(round(at + self._offset, 4), stage, level))
 
     def unfinished(self, observation: Observation, stage: int | None) -> None:

@@ -28,7 +28,6 @@ class Route:
 
     @property
     def name(self) -> str:
-        """The name in statistics."""
         return f"{self.path} ({'stream' if self.stream else 'json'})"
 
 
@@ -58,7 +57,6 @@ class Observation:
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
     @property
@@ -74,7 +72,6 @@ class Observation:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the intended start to the end."""
         return self.ended - self.due
 
     @property
@@ -95,7 +92,6 @@ class Reader(ABC):
         self._event, self._complete = "", False
 
     def refused(self, body: bytes, retry_after: str | None, at: float) -> None:
-        """Reads an answer whose status is not 200."""
         with suppress(ValueError, TypeError):  # it may also be a date
             self.seen.retry_after = float(retry_after)  # type: ignore[arg-type]
         try:
@@ -105,7 +101,6 @@ class Reader(ABC):
         self.seen.fail(message, at)
 
     def whole(self, body: bytes, at: float) -> None:
-        """Reads an answer that is not streamed."""
         self.seen.ended = at
         try:
             self._whole(json.loads(body), at)
@@ -124,7 +119,6 @@ class Reader(ABC):
                 self.seen.fail(f"malformed frame: {type(error).__name__}: {error}", at)
 
     def end(self, at: float) -> None:
-        """Notes the end of the stream."""
         self.seen.ended = at
         if not self._complete:
             self.seen.fail(BROKEN_OFF, at)
@@ -213,12 +207,10 @@ class OpenAiReader(Reader):
 
 
 def reader(seen: Observation) -> Reader:
-    """The reader of the observation's route."""
     return (OpenAiReader if seen.route.openai else NativeReader)(seen)
 
 
 def _error_of(content: Json) -> str:
-    """The message in an error's body, in the service's shape or as raw text."""
     error = content.get("error")
     if not isinstance(error, dict):
         return json.dumps(content)[:200]

@@ -36,7 +36,6 @@ class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
     @property
@@ -80,7 +79,6 @@ def from_observation(observation: Observation, offset: float, stage: int | None)
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file."""
     return msgspec.json.Decoder(Row).decode_lines(path.read_bytes())
 
 

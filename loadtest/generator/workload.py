@@ -107,7 +107,6 @@ class Workload:
     seed: int = 17
 
     def request(self, number: int, source: str = "0") -> PlannedRequest:
-        """Request `number` of a source."""
         draw = random.Random(f"{self.seed}/{source}/{number}")
         plan = draw.choices(self.plans, [plan.weight for plan in self.plans])[0]
         body = {
@@ -127,7 +126,6 @@ def for_openai(body: Json, model: str) -> Json:
 
 
 def heldout_prompts() -> tuple[Json, ...]:
-    """The demo's held-out problems, as chats of one message."""
     from service.demo import heldout_problems
 
     return tuple(_chat(problem.prompt) for problem in heldout_problems())

@@ -104,7 +104,6 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -> dict[str, list[tuple[float, float]]]:
-    """Tokens per second of the engine and over HTTP, in turn."""
     requests = workload(arguments, arguments.lengths)
     bodies = (requests.request(number).body for number in itertools.count())
     driver = Driver(running.url, arguments.out)

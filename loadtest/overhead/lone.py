@@ -32,7 +32,6 @@ class Connection:
         self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def seconds(self, method: str, path: str, body: Json | None = None) -> tuple[float, bytes]:
-        """The seconds of a request, and its answer."""
         content = None if body is None else json.dumps(body)
         began = time.perf_counter()
         self._http.request(method, path, content, {"Content-Type": "application/json"} if content else {})

@@ -16,7 +16,6 @@ _START_S = 60
 
 
 def app() -> FastAPI:
-    """One route."""
     made = FastAPI()
 
     @made.get("/live")

@@ -46,7 +46,6 @@ class Run:
 
     @property
     def profile(self) -> Profile:
-        """The levels of the run."""
         return Profile.parse(self.levels)
 
     @property
@@ -57,15 +56,12 @@ class Run:
 
     @property
     def mixed(self) -> bool:
-        """Whether the run uses more than one mode."""
         return "," in self.modes
 
     def scaled(self, rate: float) -> Run:
-        """The run with its levels as multiples of a rate."""
         return replace(self, levels=str(self.profile.scaled(rate)), of="")
 
     def options(self) -> Iterator[str]:
-        """The run's part of locust's command line."""
         yield from self.users.split(",")
         for name in ("modes", "loop", "levels", "lengths", "prompts"):
             if value := getattr(self, name):
@@ -87,7 +83,6 @@ class Scenario:
 
     @property
     def seconds(self) -> float:
-        """The length of all runs in seconds, without starts and ends."""
         return sum(run.profile.seconds for run in self.runs)
 
 

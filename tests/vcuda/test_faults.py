@@ -66,12 +66,6 @@ def pinned_buffer_used_again(patch: Patch) -> None:
     patch.setattr(PackedTables, "_packed", packed)
 
 
-def tables_not_loaded(patch: Patch) -> None:
-    """A graph keeps the attention's tables of its capture."""
-    pack, packed = triton._packed, dict[Any, Any]()
-    patch.setattr(triton, "_packed", lambda schedule, shape: packed.setdefault(shape, pack(schedule, shape)))
-
-
 def work_in_a_capture_counts(patch: Patch) -> None:
     """The capture's result is used without a replay: nothing was computed."""
 
@@ -86,7 +80,7 @@ def work_in_a_capture_counts(patch: Patch) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [result_without_copy, host_reads_early, pinned_buffer_used_again, tables_not_loaded, work_in_a_capture_counts],
+    [result_without_copy, host_reads_early, pinned_buffer_used_again, work_in_a_capture_counts],
 )
 def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fault: Callable[[Patch], None]) -> None:
     fault(monkeypatch)
@@ -97,58 +91,32 @@ def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fa
 # --- waits -------------------------------------------------------------------------------------------
 
 
-def pageable_sends(patch: Patch) -> str:
-    """Tables are sent from ordinary memory."""
-
-    pack = PackedTables._packed
-    patch.setattr(PackedTables, "_packed", lambda self: pack(self).clone())
-    return "pageable memory"
-
-
-def indices_on_the_host(patch: Patch) -> str:
-    """Hidden states are indexed by the host's table of the sampled positions."""
-    plan = sampler.Sampler._full
-
-    def full(self: Any, batch: Any, tables: Any, *rest: Any) -> Callable[[Tensor], Tensor]:
-        first = len(tables._tables)
-        sample = plan(self, batch, tables, *rest)
-        positions = tables._tables[first]
-
-        def sample_part(flat: Tensor) -> Tensor:
-            assert len(flat[torch.from_numpy(positions.host)]) == len(positions.host)
-            return sample(flat)
-
-        return sample_part
-
-    patch.setattr(sampler.Sampler, "_full", full)
-    return "an index on the host"
-
-
-def number_of_every_layer(patch: Patch) -> str:
+def test_waits_are_counted_with_their_line(device: VirtualDevice, monkeypatch: Patch) -> None:
     """Every layer asks for a number."""
     forward = layers.FeedForward.forward
 
     def checked(self: Any, x: Tensor, *args: Any) -> Tensor:
         return forward(self, x, *args) if float(x.sum()) < 1e30 else x
 
-    patch.setattr(layers.FeedForward, "forward", checked)
-    return "_local_scalar_dense"
-
-
-def mask_of_the_results(patch: Patch) -> str:
-    """Results are selected by a boolean mask, whose number of elements the host needs."""
-    join = sampler.join
-    patch.setattr(sampler, "join", lambda parts: (table := join(parts))[torch.ones_like(table[:, 0], dtype=torch.bool)])
-    return "a mask in index"
-
-
-@pytest.mark.parametrize("fault", [pageable_sends, indices_on_the_host, number_of_every_layer, mask_of_the_results])
-def test_waits_are_counted_with_their_line(
-    device: VirtualDevice, monkeypatch: Patch, fault: Callable[[Patch], str]
-) -> None:
-    reason = fault(monkeypatch)
+    monkeypatch.setattr(layers.FeedForward, "forward", checked)
     decode()
-    assert any(reason in wait for wait in waits(device.counts))
+    assert any(wait.startswith("_local_scalar_dense at service/model/") for wait in waits(device.counts))
+
+
+@pytest.mark.parametrize(
+    ("reason", "use"),
+    [
+        ("_local_scalar_dense", lambda numbers: numbers.sum().item()),
+        ("a mask in index", lambda numbers: numbers[numbers > 0]),
+        ("an index on the host", lambda numbers: numbers[torch.tensor([0])]),
+        ("nonzero", torch.nonzero),
+        ("copy from pageable memory", lambda _: torch.ones(3).to("cuda", non_blocking=True)),
+    ],
+)
+def test_an_implicit_wait_is_named(device: VirtualDevice, reason: str, use: Callable[[Tensor], Any]) -> None:
+    numbers = torch.ones(3, device="cuda")
+    use(numbers)
+    assert [wait.partition(" at ")[0] for wait in waits(device.counts)] == [reason]
 
 
 # --- what CUDA refuses --------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 import logging
 from dataclasses import replace
-from typing import Any, ClassVar
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import graphs
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
-from service.engine.observer import StepReport
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
 from service.engine_process.core import _limits, load_core
@@ -29,18 +29,13 @@ NAME = GOLDEN_NAMES[1]
 def mixed_requests(count: int) -> list[GenerationRequest]:
     """Requests of all kinds of rows: sampled, filtered, rescored, drafted, long prompts, log-probabilities."""
     modes = (Static(), Speculative(2, 3), Direct(2), Remask(0.5), Speculative("auto"), Speculative(0, 4))
-    samplings = (
-        SamplingParams(),
-        SamplingParams(0.7, seed=1),
-        SamplingParams(0.7, seed=1, min_p=0.1),
-        SamplingParams(1.0, 0.8, 9, seed=2),
-    )
+    sampled = SamplingParams(0.7, seed=1), SamplingParams(0.7, seed=1, min_p=0.1), SamplingParams(1.0, 0.8, 9, seed=2)
     return [
         GenerationRequest(
             str(number),
             tuple((5 * number + position) % 400 for position in range(3 + 60 * (number % 3))),
             modes[number % len(modes)],
-            samplings[number % len(samplings)],
+            (SamplingParams(), *sampled)[number % 4],
             16,
             logprobs=LogprobsRequest(2, (5,)) if number % len(modes) == 0 else None,
         )
@@ -58,8 +53,8 @@ def test_nothing_compiles_or_is_captured_in_a_request(device: VirtualDevice, lim
     engine.prepare()
     assert (device.counts.captures > 0) is config.cuda_graphs
     assert device.counts.compilations > 0
-    for count in (1, 9):
-        for counts in steps(engine, device, mixed_requests(count)):
+    for number in (1, 9):
+        for counts in steps(engine, device, mixed_requests(number)):
             assert (counts.captures, counts.compilations, waits(counts)) == (0, 0, [])
     decode_golden(engine, NAME, 2)
 
@@ -103,25 +98,21 @@ def test_experts_in_bfloat16_are_captured_where_torch_multiplies_them_without_a_
 # --- failed captures -----------------------------------------------------------------------------------
 
 
-class FailingCapture(graphs.CudaCapture):
-    """Fails the captures whose numbers are in `failures`, by the error of this number."""
+def fail_captures(patch: pytest.MonkeyPatch, failures: dict[int, Exception]) -> None:
+    """The captures of these numbers fail after the first run, by these errors."""
+    capture, numbers = graphs.CudaCapture.__call__, count()
 
-    failures: ClassVar[dict[int, Exception]] = {}
-    number = 0
+    def failing(self: Any, function: Any) -> Any:
+        error, runs = failures.get(next(numbers)), count()
 
-    def __call__(self, function: Any) -> Any:
-        error = self.failures.get(self.number)
-        type(self).number += 1
-        calls = 0
-
-        def failing() -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            if error is not None and calls == 2:
+        def run() -> torch.Tensor:
+            if next(runs) == 1 and error is not None:
                 raise error
             return function()
 
-        return super().__call__(failing)
+        return capture(self, run)
+
+    patch.setattr(graphs.CudaCapture, "__call__", failing)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +127,12 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
 ) -> None:
     """`old`: as torch 2.11 does. Torch 2.13 closes the pool of a failed capture."""
     device.leaves_pools_open, error = old, RuntimeError(f"CUDA error: {text}")
-    monkeypatch.setattr(FailingCapture, "failures", {0: error, 3: error})
-    monkeypatch.setattr(FailingCapture, "number", 0)
-    monkeypatch.setattr("service.engine.forward.model_forward.CudaCapture", FailingCapture)
+    fail_captures(monkeypatch, {0: error, 3: error})
     recorder = Recorder()
     engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), recorder, EngineDeps(costs=FAIR))
     stream = device.stream
     engine.prepare()
-    assert FailingCapture.number > len(device.graphs) > 10
+    assert device.counts.captures > len(device.graphs) > 10
     torch.cuda.empty_cache()
     assert device.stream is stream
     decode_golden(engine, NAME, 2)
@@ -156,23 +145,13 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
 
 def test_a_capture_without_memory_is_tried_again(device: VirtualDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a warm-up: the forward runs in halves, and the shape is captured when it comes again."""
-    monkeypatch.setattr(FailingCapture, "failures", {0: RuntimeError("CUDA error: out of memory")})
-    monkeypatch.setattr(FailingCapture, "number", 0)
-    monkeypatch.setattr("service.engine.forward.model_forward.CudaCapture", FailingCapture)
+    fail_captures(monkeypatch, {0: RuntimeError("CUDA error: out of memory")})
     engine = Engine(on_device(NAME), ALL_ON)
     decode_golden(engine, NAME, 2)
     assert device.counts.replays > 0
 
 
 # --- memory --------------------------------------------------------------------------------------------
-
-
-class Silent:
-    """An observer without interest."""
-
-    def on_step(self, report: StepReport) -> None: ...
-
-    def on_event(self, *_: object) -> None: ...
 
 
 @pytest.mark.parametrize("other", [0, 24 * 2**20], ids=["alone", "beside another process"])
@@ -182,7 +161,7 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
     settings = Settings(
         model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16, gpu_memory_utilization=0.9
     )
-    core = load_core(settings, Silent(), EngineDeps(costs=FAIR))
+    core = load_core(settings, Recorder(), EngineDeps(costs=FAIR))
     device.peak_bytes = device.live_bytes
     engine = core.engine
     for request in mixed_requests(12):
