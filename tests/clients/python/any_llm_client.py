@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "any-llm-sdk[openai]==1.40.2",
-# ]
+# dependencies = ["any-llm-sdk[openai]==1.40.2"]
 # ///
 """any-llm: the provider `openai` with an `api_base`."""
 
@@ -13,19 +11,12 @@ OPTIONS = {"model": MODEL, "provider": "openai", "api_base": f"{DEMO}v1", "api_k
 
 
 @part
-def chat():
-    assert "6" in any_llm.completion(messages=MESSAGES, **OPTIONS).choices[0].message.content
-
-
-@part
 def stream():
     chunks = any_llm.completion(messages=MESSAGES, stream=True, **OPTIONS)
     assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-@part
-def responses():
-    assert any_llm.responses(input_data=STORY, **OPTIONS).output
-
-
-run()
+run(
+    chat=lambda: "6" in any_llm.completion(messages=MESSAGES, **OPTIONS).choices[0].message.content,
+    responses=lambda: any_llm.responses(input_data=STORY, **OPTIONS).output,
+)

@@ -1,9 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "autogen-agentchat==0.7.5",
-#     "autogen-ext[openai]==0.7.5",
-# ]
+# dependencies = ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"]
 # ///
 """AutoGen: `OpenAIChatCompletionClient(base_url=…, model_info=…)`."""
 

@@ -1,9 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "chatlas==0.23.0",
-#     "openai==3.57.0",
-# ]
+# dependencies = ["chatlas==0.23.0", "openai==3.57.0"]
 # ///
 """chatlas: `ChatOpenAICompletions(base_url=…)`."""
 

@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "guardrails-ai==0.11.0",
-# ]
+# dependencies = ["guardrails-ai==0.11.0"]
 # ///
 """Guardrails: a guard calls LiteLLM with an `api_base`."""
 

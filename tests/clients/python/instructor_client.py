@@ -1,9 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "instructor==1.17.0",
-#     "anthropic>=2,<3",
-# ]
+# dependencies = ["instructor==1.17.0", "anthropic>=2,<3"]
 # ///
 """instructor: `from_openai(OpenAI(base_url=…))`, in the modes that constrain answers."""
 
@@ -12,15 +9,9 @@ from typing import Literal
 import anthropic
 import instructor
 import openai
+from apples import Apples
 from parts import DEMO, KEY, MESSAGES, MODEL, TOOLS, part, run
 from pydantic import BaseModel
-
-
-class Apples(BaseModel):
-    """Some apples."""
-
-    name: Literal["Tom", "Ann"]
-    apples: int
 
 
 class Names(BaseModel):

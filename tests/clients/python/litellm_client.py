@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "litellm==1.110.2",
-# ]
+# dependencies = ["litellm==1.110.2"]
 # ///
 """LiteLLM: `api_base` and a prefix such as `openai/`; its Router falls back where a prompt is too long."""
 
@@ -12,11 +10,6 @@ from parts import DEMO, KEY, LONG, MESSAGES, MODEL, STORY, fails, part, run
 litellm.suppress_debug_info = True
 OPTIONS = {"messages": MESSAGES, "api_key": KEY}
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{DEMO}v1", **OPTIONS}
-
-
-@part
-def chat():
-    assert "6" in litellm.completion(**OPENAI).choices[0].message.content
 
 
 @part
@@ -32,11 +25,6 @@ def sampling():
 
 
 @part
-def effort():
-    assert litellm.completion(**OPENAI, reasoning_effort="low", allowed_openai_params=["reasoning_effort"])
-
-
-@part
 def anthropic():
     request = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": DEMO.rstrip("/"), "max_tokens": 200}
     assert "6" in litellm.completion(**request).choices[0].message.content
@@ -46,11 +34,6 @@ def anthropic():
 def responses():
     answer = litellm.responses(model=f"openai/{MODEL}", api_base=f"{DEMO}v1", api_key=KEY, input=STORY)
     assert answer.status == "completed"
-
-
-@part
-def more_tokens_than_left():
-    assert litellm.completion(**OPENAI, max_tokens=5000).choices[0].message.content
 
 
 @part
@@ -78,4 +61,8 @@ def router_falls_back():
     assert answer.choices[0].message.content == "from the other"
 
 
-run()
+run(
+    chat=lambda: "6" in litellm.completion(**OPENAI).choices[0].message.content,
+    effort=lambda: litellm.completion(**OPENAI, reasoning_effort="low", allowed_openai_params=["reasoning_effort"]),
+    more_tokens_than_left=lambda: litellm.completion(**OPENAI, max_tokens=5000).choices[0].message.content,
+)

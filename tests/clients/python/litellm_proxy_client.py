@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "litellm[proxy]==1.108.7",
-# ]
+# dependencies = ["litellm[proxy]==1.108.7"]
 # ///
 """LiteLLM's proxy with `drop_params`, as many use it for models of their own."""
 

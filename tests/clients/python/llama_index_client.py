@@ -1,9 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "llama-index-llms-openai-like==0.8.1",
-#     "llama-index-core==0.14.25",
-# ]
+# dependencies = ["llama-index-llms-openai-like==0.8.1", "llama-index-core==0.14.25"]
 # ///
 """LlamaIndex: `OpenAILike(api_base=…)`."""
 

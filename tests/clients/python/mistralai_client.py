@@ -1,8 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "mistralai==3.7.0",
-# ]
+# dependencies = ["mistralai==3.7.0"]
 # ///
 """Mistral's client: `Mistral(server_url=…)`, without `/v1`."""
 
@@ -20,11 +18,6 @@ class Name(BaseModel):
     """A name."""
 
     name: Literal["Tom", "Ann"]
-
-
-@part
-def chat():
-    assert "6" in client.chat.complete(model=MODEL, messages=MESSAGES).choices[0].message.content
 
 
 @part
@@ -60,4 +53,6 @@ def a_refusal():
     assert fails(call, "SDKError").status_code == 400
 
 
-run()
+run(
+    chat=lambda: "6" in client.chat.complete(model=MODEL, messages=MESSAGES).choices[0].message.content,
+)
