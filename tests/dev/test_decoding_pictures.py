@@ -20,11 +20,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_moving_picture_and_one_of_each_mode(drawn: Path) -> None:
-    files = [str(path.relative_to(drawn)) for path in drawn.rglob("*") if path.is_file()]
-    assert sorted(files) == sorted(["decoding.gif", *MODE_PICTURES])
-
-
 def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end(drawn: Path) -> None:
     with Image.open(drawn / "decoding.gif") as picture:
         times = []

@@ -1,17 +1,13 @@
 """The picture has a panel for every load, with curves of modes, presets and a frontier, for light and dark pages."""
 
-from pathlib import Path
-
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
-from matplotlib.image import imread
 from matplotlib.text import Text
-from numpy import unique
 
 from benchmarks.style import look_of
-from dev.pictures.frontier import PAGES, draw_frontier, frontier_figure
+from dev.pictures.frontier import PAGES, frontier_figure
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
 from service.quality.schema import FILE_NAME, QualityFile, read_quality
@@ -22,21 +18,6 @@ FILES = {
     "by load": assemble(IDENTITY, MEASURED, BY_LOAD),
     "demo": read_quality(CHECKPOINT / FILE_NAME),
 }
-
-
-def background(file: Path) -> str:
-    """The background colour of a picture. Checks that ink covers a part of the picture."""
-    pixels = (imread(file)[..., :3] * 255).round().astype(int)
-    colours, counts = unique(pixels @ [0x10000, 0x100, 1], return_counts=True)
-    assert 0.5 < counts.max() / counts.sum() < 0.98
-    assert len(colours) > 50
-    return f"#{colours[counts.argmax()]:06x}"
-
-
-def test_pictures_for_light_and_dark_pages(tmp_path: Path) -> None:
-    light, dark = draw_frontier(FILES["made up"], tmp_path)
-    assert (light.name, dark.name) == ("frontier.png", "frontier-dark.png")
-    assert (background(light), background(dark)) == ("#ffffff", "#0d1117")
 
 
 def test_every_load_has_a_panel_with_its_presets_and_its_frontier() -> None:
