@@ -10,7 +10,7 @@ from benchmarks.style import look_of
 from dev.pictures.frontier import PAGES, frontier_figure
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
-from service.quality.schema import FILE_NAME, QualityFile, read_quality
+from service.quality.schema import FILE_NAME, read_quality
 from tests.quality.made_up import BY_LOAD, IDENTITY, MEASURED, made_up_file
 
 FILES = {
@@ -20,7 +20,7 @@ FILES = {
 }
 
 
-def test_every_load_has_a_panel_with_its_presets_and_its_frontier() -> None:
+def test_every_load_has_a_panel_with_its_presets_and_its_frontier():
     """The frontier of a lone request is not that of 16 requests, and another plan is a preset."""
     file = FILES["by load"]
     figure = frontier_figure(file, PAGES[0])
@@ -42,7 +42,7 @@ def test_every_load_has_a_panel_with_its_presets_and_its_frontier() -> None:
 
 
 @pytest.mark.parametrize("file", [FILES["made up"], FILES["demo"]], ids=["made up", "demo"])
-def test_labels_neither_overlap_nor_leave_the_axes_and_modes_have_their_looks(file: QualityFile) -> None:
+def test_labels_neither_overlap_nor_leave_the_axes_and_modes_have_their_looks(file):
     figure = frontier_figure(file, PAGES[0])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

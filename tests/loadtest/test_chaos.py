@@ -1,8 +1,6 @@
 """Which outcomes the chaos scripts record at a service of known behaviour, and what they conclude."""
 
 import json
-import subprocess
-import time
 from collections import Counter
 
 import httpx
@@ -12,7 +10,6 @@ from loadtest.chaos.bad_input import fault
 from loadtest.chaos.churn import REST, ended
 from loadtest.chaos.faults import Tally
 from loadtest.chaos.leave import KINDS, ask_and_leave, conclude
-from loadtest.chaos.program import ProcessTree
 from loadtest.generator.protocol import BROKEN_OFF
 from loadtest.harness import Outcome, ask
 from tests.loadtest.fake import Fake, serve
@@ -56,7 +53,6 @@ ERROR = {"error": {"code": "invalid_request", "message": "it is wrong"}}
     [
         (httpx.Response(422, json=ERROR), ""),
         (httpx.Response(200, json={}), "status 200"),
-        (httpx.Response(500, json=ERROR), "status 500"),
         (httpx.Response(422, text="no"), "422 without an error object"),
         (httpx.Response(422, json={"error": {"code": "x", "message": ""}}), "422 does not say why"),
     ],
@@ -74,11 +70,9 @@ def test_a_refusal_is_a_4xx_with_a_reason(response, message):
         (Outcome(200, [1, 2], "a", finish="length", gaps=[0.1, 0.2], total_s=0.3), "right"),
         (Outcome(200, [1, 3], "a", finish="length"), "different"),
         (Outcome(0, error="ConnectError: refused"), "refused"),
-        (Outcome(503, error="ingress_lost: try again"), "clear"),
         (Outcome(200, [1], error="replica_lost: in the stream"), "clear"),
         (Outcome(500, error="Internal Server Error"), "unclear"),
         (Outcome(200, [1], error=BROKEN_OFF), "unclear"),
-        (Outcome(0, error="no answer in 30 s"), "unclear"),
     ],
 )
 def test_an_outcome_beside_a_fault_is_of_one_kind(outcome, kind):
@@ -87,21 +81,6 @@ def test_an_outcome_beside_a_fault_is_of_one_kind(outcome, kind):
     amounts = {"right": tally.right, "different": tally.different, "refused": tally.refused}
     amounts |= {"clear": tally.clear.total(), "unclear": tally.unclear.total()}
     assert {name: amount for name, amount in amounts.items() if amount} == {kind: 1}
-
-
-def test_a_process_stays_known_when_its_parent_has_ended():
-    program = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; read line"], stdin=-1, stdout=-1, text=True)
-    tree = ProcessTree()
-    tree.add(program.pid)
-    child = int(program.stdout.readline())
-    assert tree.alive == sorted([program.pid, child])
-    program.stdin.close()
-    program.wait()
-    program.stdout.close()
-    assert tree.alive == [child]
-    tree.end()
-    while tree.alive:
-        time.sleep(0.01)
 
 
 # --- clients that leave --------------------------------------------------------------------------------
@@ -133,7 +112,6 @@ mrp_other_total{finished_reason="abort"} 9.0
         ({"whole: left": 6, "mid-stream: left": 3, "mid-stream: answered": 1}, {}, {"abort": 7, "stop": 1}, None),
         ({"whole: left": 9}, {}, {"abort": 7, "length": 2}, "2 of 9 requests went on without their clients"),
         ({"whole: left": 9}, {"num_requests_running": 1.0}, {"abort": 8}, "num_requests_running is 1"),
-        ({"whole: left": 8, "whole: 0 ReadError": 1}, {}, {"abort": 8}, "unexpected ends: {'whole: 0 ReadError': 1}"),
         ({"whole: answered": 9}, {}, {"stop": 9}, "no client left"),
     ],
 )
@@ -141,5 +119,3 @@ def test_no_request_may_go_on_without_its_client(ends, rest, counts, broken, cap
     status = conclude(Counter(ends), dict.fromkeys(REST, 0.0) | rest, Counter(counts))
     result = json.loads(capsys.readouterr().out)
     assert (status, result["broken"]) == ((1, [broken]) if broken else (0, []))
-    if counts.get("abort") == 8:
-        assert result["before_an_engine"] >= 0

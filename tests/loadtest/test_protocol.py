@@ -59,8 +59,7 @@ def test_a_stream_without_its_end_is_broken_off(route, lines):
 
 @pytest.mark.parametrize("route", [STREAM, CHAT_STREAM])
 def test_an_error_within_a_stream_keeps_its_reason(route):
-    error = json.dumps({"error": {"code": "out_of_memory", "message": "no room"}}).encode()
-    assert observed(route, [b"event: error\ndata: " + error + b"\n\n"]).error == "out_of_memory: no room"
+    assert observed(route, [b'event: error\ndata: {"error": {"code": "a", "message": "b"}}\n\n']).error == "a: b"
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -3,7 +3,6 @@
 import argparse
 import collections
 import itertools
-import json
 import random
 import statistics
 
@@ -11,7 +10,7 @@ import pytest
 
 from loadtest.generator import options
 from loadtest.generator.arrivals import Profile, poisson
-from loadtest.generator.workload import Lengths, Workload, as_messages, as_prompt, for_openai, plans, read_prompts
+from loadtest.generator.workload import Lengths, Workload, plans
 from loadtest.report.scenario import FOLDER, Run, parse, read
 
 PROMPTS = tuple({"prompt": f"p{number}"} for number in range(50))
@@ -92,25 +91,6 @@ def test_wrong_options_say_what_is_allowed(read_text, text, message):
         read_text(text)
 
 
-def test_prompts_of_a_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    chat = {"messages": [{"role": "user", "content": "hi"}]}
-    file.write_text("\n".join(map(json.dumps, [chat | {"id": 3}, {"prompt": "ho"}])))
-    assert read_prompts(file) == (chat, {"prompt": "ho"})
-    for text, message in (('{"text": "hi"}', "allowed is one: messages or prompt"), ("", "holds no prompts")):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_prompts(file)
-
-
-def test_bodies_for_openais_routes():
-    body = for_openai({"prompt": "hi", "max_new_tokens": 9, "seed": 1}, "demo")
-    assert body == {"model": "demo", "prompt": "hi", "seed": 1, "max_tokens": 9}
-    chat = as_messages(body)
-    assert chat == {"model": "demo", "seed": 1, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
-    assert as_prompt(chat) == body
-
-
 # --- scenarios -----------------------------------------------------------------------------------------
 
 
@@ -139,15 +119,8 @@ def test_rates_are_multiples_of_another_runs():
     ("values", "message"),
     [
         ({"title": "t"}, "there must be one"),
-        ({"title": "t", "runs": [{"name": "a", "levels": "5:1"}] * 2}, "every name once"),
-        ({"title": "t", "runs": [{"name": "a", "levels": "x"}]}, "allowed: SECONDS:LEVEL"),
         ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "speed": 3}]}, "speed in run; allowed: name"),
         ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "of": "b"}]}, "does not come before"),
-        ({"title": "t", "colour": 1, "runs": [{"name": "a", "levels": "5:1"}]}, "colour in scenario; allowed: title"),
-        (
-            {"title": "t", "slo": {"x": 1}, "runs": [{"name": "a", "levels": "5:1"}]},
-            "x in slo; allowed: first_block_ms",
-        ),
     ],
 )
 def test_wrong_scenarios_say_what_is_allowed(values, message):

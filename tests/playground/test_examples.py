@@ -13,7 +13,7 @@ def card(folder: Path, front: str) -> tuple[Example, ...]:
     return read_examples(folder)
 
 
-def test_texts_and_chats_of_the_hubs_form(tmp_path: Path) -> None:
+def test_texts_and_chats_of_the_hubs_form(tmp_path):
     front = "widget:\n- text: once\n  example_title: A tale\n- messages: [{role: user, content: hi there}]"
     tale = Example("A tale", text="once")
     assert card(tmp_path, front) == (tale, Example("hi there", messages=({"role": "user", "content": "hi there"},)))
@@ -22,11 +22,11 @@ def test_texts_and_chats_of_the_hubs_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "front", ["widget: soon", "widget:\n- text: 7", "widget:\n- messages: [{role: user}]", "widget: [", "- a list", ""]
 )
-def test_an_entry_without_a_prompt_is_left_out(tmp_path: Path, front: str) -> None:
+def test_an_entry_without_a_prompt_is_left_out(tmp_path, front):
     assert card(tmp_path, front) == ()
 
 
-def test_cards_that_cannot_be_read(tmp_path: Path) -> None:
+def test_cards_that_cannot_be_read(tmp_path):
     assert read_examples(tmp_path) == ()
     (tmp_path / "README.md").write_text("# No front matter\n---\nwidget:\n- text: a\n---\n", "utf-8")
     assert read_examples(tmp_path) == ()
@@ -34,7 +34,7 @@ def test_cards_that_cannot_be_read(tmp_path: Path) -> None:
     assert read_examples(tmp_path) == ()
 
 
-def test_titles_are_short_and_examples_few(tmp_path: Path) -> None:
+def test_titles_are_short_and_examples_few(tmp_path):
     many = "widget:\n" + "\n".join(f"- text: {'word ' * 40}{number}" for number in range(40))
     examples = card(tmp_path, many)
     assert len(examples) == 12

@@ -30,9 +30,7 @@ async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_every_file_has_its_type_and_is_kept_by_browsers_until_it_changes(
-    http: httpx.AsyncClient, name: str
-) -> None:
+async def test_every_file_has_its_type_and_is_kept_by_browsers_until_it_changes(http, name):
     answer = await http.get(ADDRESSES[name])
     assert answer.status_code == 200
     assert answer.headers["content-type"].partition(";")[0] == TYPES[Path(name).suffix]
@@ -43,7 +41,7 @@ async def test_every_file_has_its_type_and_is_kept_by_browsers_until_it_changes(
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http: httpx.AsyncClient, name: str) -> None:
+async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http, name):
     headers = (await http.get(ADDRESSES[name])).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
     assert policy.pop("default-src") == "'none'"
@@ -59,13 +57,13 @@ async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http: htt
 @pytest.mark.parametrize(
     "path", ["/playground/nope.js", "/playground/", "/playground/index.html", "/playground/../app.py"]
 )
-async def test_other_files_are_not_found_as_the_api_words_it(http: httpx.AsyncClient, path: str) -> None:
+async def test_other_files_are_not_found_as_the_api_words_it(http, path):
     answer = await http.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-async def test_the_page_needs_no_key_but_its_requests_do() -> None:
+async def test_the_page_needs_no_key_but_its_requests_do():
     async with over(Scripted(), api_keys=("secret",)) as http:
         for address in ADDRESSES.values():
             assert (await http.get(address)).status_code == 200
@@ -73,7 +71,7 @@ async def test_the_page_needs_no_key_but_its_requests_do() -> None:
         assert (await http.get("/v1/models", headers={"Authorization": "Bearer secret"})).status_code == 200
 
 
-async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app: ASGIApp) -> None:
+async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app):
     """Its addresses are relative, so without the slash they would lead elsewhere."""
 
     async def below(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
@@ -87,7 +85,7 @@ async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app: AS
         assert (await http.get("/models/demo/playground/main.js")).content == files()["main.js"]
 
 
-def test_nothing_is_loaded_from_elsewhere_or_stands_inline() -> None:
+def test_nothing_is_loaded_from_elsewhere_or_stands_inline():
     page = files()["index.html"].decode()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
     for name, content in files().items():
@@ -98,12 +96,12 @@ def test_nothing_is_loaded_from_elsewhere_or_stands_inline() -> None:
     assert not [address for address in addresses if address.startswith("/")]
 
 
-def test_no_text_becomes_markup() -> None:
+def test_no_text_becomes_markup():
     for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "DOMParser"):
         assert [name for name, content in files().items() if sink.encode() in content] == []
 
 
-def test_no_mode_stands_in_the_page() -> None:
+def test_no_mode_stands_in_the_page():
     """Modes, knobs and limits come from GET /v1/models."""
     from service.decode.modes import MODES
 

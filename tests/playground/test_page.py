@@ -19,11 +19,8 @@ from service.decode.modes import MODES
 from service.errors import NotReady, QueueFull
 from service.messages.replica_status import Example
 from service.messages.wire import Chunk, Ending, Progress
-from service.replica.replica import Replica
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.local import LocalBackend
-from tests.playground.browsing import PlaygroundPage
-from tests.playground.conftest import OpenPage, Serve
 
 PROMPT = "Tom has 5 apples, gets 3, loses 2."
 PLANS: dict[str, dict[str, Any]] = {
@@ -71,9 +68,7 @@ def picture_moments(answer: dict[str, Any], block_size: int) -> Iterable[tuple[i
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(
-    page: PlaygroundPage, url: str, mode: str
-) -> None:
+def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(page, url, mode):
     page.fill(PROMPT)
     page.choose(mode, PLANS[mode])
     page.run()
@@ -95,7 +90,7 @@ def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(
         assert moment["answer"] == "" or number > 0
 
 
-def test_a_plain_prompt_and_a_sample(page: PlaygroundPage, url: str) -> None:
+def test_a_plain_prompt_and_a_sample(page, url):
     page.fill("def add(a, b):", "plain")
     page.tab.fill("#temperature", "0.8")
     page.tab.fill("#seed", "5")
@@ -105,7 +100,7 @@ def test_a_plain_prompt_and_a_sample(page: PlaygroundPage, url: str) -> None:
     assert page.answer() == generated(url, mode="speculative", mrp_steps=4, **fields)["text"]
 
 
-def test_examples_knobs_and_limits_are_the_servers(page: PlaygroundPage, url: str) -> None:
+def test_examples_knobs_and_limits_are_the_servers(page, url):
     model = served_model(url)
     plan = page.tab.locator(".plan").first
     assert plan.locator("select").first.locator("option").all_inner_texts() == model["modes"]
@@ -124,7 +119,7 @@ def test_examples_knobs_and_limits_are_the_servers(page: PlaygroundPage, url: st
     assert page.tab.is_checked("#kind-plain")
 
 
-def test_a_cell_tells_its_token_its_confidence_and_its_proposer(page: PlaygroundPage) -> None:
+def test_a_cell_tells_its_token_its_confidence_and_its_proposer(page):
     page.fill(PROMPT)
     page.choose("speculative", {"mrp_steps": 4})
     page.run()
@@ -142,7 +137,7 @@ def test_a_cell_tells_its_token_its_confidence_and_its_proposer(page: Playground
     assert re.match(r"Position \d+: ", after)
 
 
-def test_a_race_tells_whether_the_outputs_are_identical(page: PlaygroundPage, url: str) -> None:
+def test_a_race_tells_whether_the_outputs_are_identical(page, url):
     page.fill(PROMPT)
     page.tab.check("#race")
     page.choose("speculative", {"mrp_steps": 4}, 0)
@@ -163,7 +158,7 @@ def test_a_race_tells_whether_the_outputs_are_identical(page: PlaygroundPage, ur
     assert page.tab.locator(".same").inner_text() == f"Outputs differ from token {index + 1} on"
 
 
-def test_a_point_of_the_frontier_is_picked_and_marked(page: PlaygroundPage, url: str) -> None:
+def test_a_point_of_the_frontier_is_picked_and_marked(page, url):
     quality, entries = served_model(url)["quality"], page.tab.locator(".entry")
     load = quality["measured"]["concurrency"][-1]
     speeds = [(row, next(at for at in row["speed"] if at["concurrency"] == load)) for row in quality["frontier"]]
@@ -194,7 +189,7 @@ STEP = Progress(
 )
 
 
-def test_stop_ends_the_request_and_keeps_the_steps_so_far(open_page: OpenPage, serve: Serve) -> None:
+def test_stop_ends_the_request_and_keeps_the_steps_so_far(open_page, serve):
     """Steps are on the page before their block is finished."""
     backend = Scripted(STEP, hangs=True)
     page = open_page(serve(backend))
@@ -212,7 +207,7 @@ def test_stop_ends_the_request_and_keeps_the_steps_so_far(open_page: OpenPage, s
         page.wait(lambda: backend.live == 0)
 
 
-def test_errors_are_shown_as_the_api_words_them(open_page: OpenPage, serve: Serve) -> None:
+def test_errors_are_shown_as_the_api_words_them(open_page, serve):
     """Before the first block with the time to try again, and in the midst with the blocks that came."""
     backend = Scripted(QueueFull("the queue is full", retry_after=3.0))
     page = open_page(serve(backend, max_failovers=0))
@@ -226,7 +221,7 @@ def test_errors_are_shown_as_the_api_words_them(open_page: OpenPage, serve: Serv
     assert (page.answer(), page.tab.locator(".status").inner_text()) == ("five", "broken off")
 
 
-def test_a_refusal_has_the_message_code_and_request_of_the_api(page: PlaygroundPage, url: str) -> None:
+def test_a_refusal_has_the_message_code_and_request_of_the_api(page, url):
     page.expected = ("422",)
     page.fill(PROMPT)
     page.tab.fill("#tokens", "1020")
@@ -237,7 +232,7 @@ def test_a_refusal_has_the_message_code_and_request_of_the_api(page: PlaygroundP
         assert text in message
 
 
-def test_a_lost_connection_is_named_and_another_run_works(page: PlaygroundPage, url: str) -> None:
+def test_a_lost_connection_is_named_and_another_run_works(page, url):
     page.expected = ("Failed to load", "net::ERR")
     page.fill(PROMPT)
     page.context.set_offline(True)
@@ -251,7 +246,7 @@ def test_a_lost_connection_is_named_and_another_run_works(page: PlaygroundPage, 
 # --- links, keys and snippets ----------------------------------------------------------------------
 
 
-def test_a_link_restores_the_form(page: PlaygroundPage) -> None:
+def test_a_link_restores_the_form(page):
     def form() -> list[str]:
         values = [page.tab.input_value(name) for name in ("#prompt", "#seed", "#temperature", "#tokens")]
         return [*values, page.tab.locator("#code").inner_text()]
@@ -271,7 +266,7 @@ def test_a_link_restores_the_form(page: PlaygroundPage) -> None:
     assert page.tab.locator(".choice input:checked").input_value() == "fast"
 
 
-def test_a_broken_link_gives_a_page_that_works(page: PlaygroundPage, url: str) -> None:
+def test_a_broken_link_gives_a_page_that_works(page, url):
     for fields in ("prompt=a&plan=nonsense", "prompt=a&plan=%7B%22mode%22%3A%22none%22%7D", "plan=1", "%%"):
         page.open(f"{url}#{fields}")
         assert page.tab.locator(".plan select").first.input_value() == "speculative"
@@ -280,7 +275,7 @@ def test_a_broken_link_gives_a_page_that_works(page: PlaygroundPage, url: str) -
     assert page.answer() == generated(url, mode="speculative", mrp_steps=4)["text"]
 
 
-def test_a_key_is_requested_and_stays_in_the_tab(open_page: OpenPage, serve: Serve, demo: Replica) -> None:
+def test_a_key_is_requested_and_stays_in_the_tab(open_page, serve, demo):
     address = serve(LocalBackend(demo), api_keys=("the secret",))
     page = open_page(address, ready=False)
     page.expected = ("401",)
@@ -312,7 +307,7 @@ def test_a_key_is_requested_and_stays_in_the_tab(open_page: OpenPage, serve: Ser
     ("plan", "ways"),
     [("chat", ("curl", "Python", "OpenAI client")), ("plain", ("OpenAI client",)), ("quality", ("curl",))],
 )
-def test_a_copied_snippet_works_as_it_is(page: PlaygroundPage, plan: str, ways: tuple[str, ...]) -> None:
+def test_a_copied_snippet_works_as_it_is(page, plan, ways):
     prompt = 'It\'s "5" \\ apples\n& é😀'
     page.fill(prompt, "plain" if plan == "plain" else "chat")
     page.choose("dynamic", {"threshold": 0.5})
@@ -354,7 +349,7 @@ def hostile_items() -> list[Any]:
     return [*items, Ending("length", 3, 4 * len(HOSTILE), STATS)]
 
 
-def test_hostile_output_does_no_harm(open_page: OpenPage, serve: Serve) -> None:
+def test_hostile_output_does_no_harm(open_page, serve):
     examples = tuple(Example(text[:60], text=text) for text in HOSTILE)
     card = replace(CARD, name="<script>window.hit = 1</script>", examples=examples)
     page = open_page(serve(Scripted(*hostile_items(), serves=card)), viewport={"width": 800, "height": 800})
@@ -379,7 +374,7 @@ def test_hostile_output_does_no_harm(open_page: OpenPage, serve: Serve) -> None:
 # --- accessibility and layout ----------------------------------------------------------------------
 
 
-def test_the_keyboard_is_enough_and_screen_readers_get_the_answer_once(page: PlaygroundPage) -> None:
+def test_the_keyboard_is_enough_and_screen_readers_get_the_answer_once(page):
     page.tab.focus("#prompt")
     page.tab.keyboard.press("Control+Enter")
     page.tab.wait_for_selector(".status.good")
@@ -402,7 +397,7 @@ def test_the_keyboard_is_enough_and_screen_readers_get_the_answer_once(page: Pla
     assert {"prompt", "race", "run", "link", "cell", "slider", "play", "pace", "entry", "copy"} <= reached
 
 
-def test_without_less_motion_the_answer_plays_and_stops_at_its_end(open_page: OpenPage) -> None:
+def test_without_less_motion_the_answer_plays_and_stops_at_its_end(open_page):
     page = open_page(reduced_motion="no-preference")
     page.tab.select_option("#pace", "20")
     page.tab.click("#run")
@@ -411,7 +406,7 @@ def test_without_less_motion_the_answer_plays_and_stops_at_its_end(open_page: Op
     assert page.tab.input_value("#slider") == page.tab.get_attribute("#slider", "max")
 
 
-def test_the_theme_stays(open_page: OpenPage) -> None:
+def test_the_theme_stays(open_page):
     page = open_page()
     page.tab.click("#theme")
     page.tab.click("#theme")
@@ -422,7 +417,7 @@ def test_the_theme_stays(open_page: OpenPage) -> None:
     assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == dark
 
 
-def test_no_width_needs_scrolling_to_the_side(open_page: OpenPage) -> None:
+def test_no_width_needs_scrolling_to_the_side(open_page):
     page = open_page()
     page.tab.check("#race")
     page.run(lanes=2)
@@ -432,7 +427,7 @@ def test_no_width_needs_scrolling_to_the_side(open_page: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault_in_a_race(open_page: OpenPage, scheme: str) -> None:
+def test_axe_finds_no_serious_fault_in_a_race(open_page, scheme):
     """The race has all that a single run has, and two lanes, a verdict and a table besides."""
     axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-python is not installed")
     page = open_page(color_scheme=scheme, bypass_csp=True)  # axe itself writes markup, which the page's policy refuses

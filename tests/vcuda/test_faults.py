@@ -14,7 +14,7 @@ from service.model.attention import triton
 from service.model.transfer import PackedTables
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, on_device, waits
-from tests.vcuda.device import VirtualDevice, WrongUse
+from tests.vcuda.device import WrongUse
 
 NAME = GOLDEN_NAMES[0]
 Patch = pytest.MonkeyPatch
@@ -24,7 +24,7 @@ def decode() -> None:
     decode_golden(Engine(on_device(NAME), ALL_ON), NAME, 1)
 
 
-def test_without_a_fault_nothing_is_noticed(device: VirtualDevice) -> None:
+def test_without_a_fault_nothing_is_noticed(device):
     decode()
     assert waits(device.counts) == []
 
@@ -82,7 +82,7 @@ def work_in_a_capture_counts(patch: Patch) -> None:
     "fault",
     [result_without_copy, host_reads_early, pinned_buffer_used_again, work_in_a_capture_counts],
 )
-def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fault: Callable[[Patch], None]) -> None:
+def test_wrong_numbers_are_noticed(device, monkeypatch, fault):
     fault(monkeypatch)
     with pytest.raises((AssertionError, WrongUse, IndexError, RuntimeError, RuntimeWarning)):
         decode()
@@ -91,7 +91,7 @@ def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fa
 # --- waits -------------------------------------------------------------------------------------------
 
 
-def test_waits_are_counted_with_their_line(device: VirtualDevice, monkeypatch: Patch) -> None:
+def test_waits_are_counted_with_their_line(device, monkeypatch):
     """Every layer asks for a number."""
     forward = layers.FeedForward.forward
 
@@ -113,7 +113,7 @@ def test_waits_are_counted_with_their_line(device: VirtualDevice, monkeypatch: P
         ("copy from pageable memory", lambda _: torch.ones(3).to("cuda", non_blocking=True)),
     ],
 )
-def test_an_implicit_wait_is_named(device: VirtualDevice, reason: str, use: Callable[[Tensor], Any]) -> None:
+def test_an_implicit_wait_is_named(device, reason, use):
     numbers = torch.ones(3, device="cuda")
     use(numbers)
     assert [wait.partition(" at ")[0] for wait in waits(device.counts)] == [reason]
@@ -122,20 +122,20 @@ def test_an_implicit_wait_is_named(device: VirtualDevice, reason: str, use: Call
 # --- what CUDA refuses --------------------------------------------------------------------------------
 
 
-def test_tensors_of_two_devices_in_one_operation_raise(device: VirtualDevice) -> None:
+def test_tensors_of_two_devices_in_one_operation_raise(device):
     table = torch.ones(3, device="cuda")
     assert torch.equal((table + 1).cpu(), torch.full((3,), 2.0))
     with pytest.raises(WrongUse, match="one device"):
         table + torch.ones(3)
 
 
-def test_a_host_tensor_for_a_kernel_raises(device: VirtualDevice, monkeypatch: Patch) -> None:
+def test_a_host_tensor_for_a_kernel_raises(device, monkeypatch):
     monkeypatch.setattr(triton, "to_device_async", lambda table, _: torch.from_numpy(table))
     with pytest.raises(ValueError, match="cannot be accessed from Triton"):
         decode_golden(Engine(on_device(NAME), ALL_ON.__class__(attention="triton", cuda_graphs=False)), NAME, 1)
 
 
-def test_memory_that_does_not_fit_raises(device: VirtualDevice) -> None:
+def test_memory_that_does_not_fit_raises(device):
     device.total_bytes = device.live_bytes + 4000
     with pytest.raises(torch.OutOfMemoryError):
         torch.zeros(1001, device="cuda")

@@ -8,12 +8,12 @@ from tests.vcuda.products import counted_products
 PRODUCTS = Path("dev/lab/results/8-bit-products.json")
 
 
-def test_the_table_of_8_bit_products_is_present() -> None:
+def test_the_table_of_8_bit_products_is_present():
     """If it is not: python -m tests.vcuda.products dev/lab/results/8-bit-products.json, with TRITON_INTERPRET=1."""
     assert list(counted_products()) == json.loads(PRODUCTS.read_text("utf-8"))
 
 
-def test_8_bit_products_read_each_matrix_once_and_take_two_kernels_at_most() -> None:
+def test_8_bit_products_read_each_matrix_once_and_take_two_kernels_at_most():
     rows = {(row["tokens"], row["quantization"]): row for row in json.loads(PRODUCTS.read_text("utf-8"))}
     for tokens in (16, 64, 256):
         wide = rows[tokens, None]

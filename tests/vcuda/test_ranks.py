@@ -13,7 +13,7 @@ from service.settings.settings import Settings
 from tests.engine.helpers import FREE, Recorder
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, waits
-from tests.vcuda.device import Counts, VirtualDevice
+from tests.vcuda.device import Counts
 from tests.vcuda.ranks import REFUSING, two_ranks, virtual_ranks
 
 NAME = GOLDEN_NAMES[0]
@@ -25,7 +25,7 @@ def engine_of(ranks: TensorParallelExecutor, max_rows: int) -> Engine:
     return Engine(checkpoint, config, deps=EngineDeps(costs=FREE, ranks=ranks))
 
 
-def test_golden_decodes_with_graphs_on_two_ranks(device: VirtualDevice) -> None:
+def test_golden_decodes_with_graphs_on_two_ranks(device):
     with two_ranks(device) as ranks:
         engine = engine_of(ranks, 12)
         backbone, mrp = engine.model, engine.model.mrp
@@ -39,9 +39,7 @@ def test_golden_decodes_with_graphs_on_two_ranks(device: VirtualDevice) -> None:
     assert device.counts.replays > 0
 
 
-def test_a_capture_that_fails_on_a_rank_is_left_out_on_all(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_capture_that_fails_on_a_rank_is_left_out_on_all(device, monkeypatch, caplog):
     monkeypatch.setenv(REFUSING, "1")
     with two_ranks(device) as ranks:
         engine = engine_of(ranks, 64)
@@ -51,7 +49,7 @@ def test_a_capture_that_fails_on_a_rank_is_left_out_on_all(
 
 
 @pytest.mark.slow
-def test_the_cache_gets_the_memory_that_graphs_of_a_rank_leave(device: VirtualDevice) -> None:
+def test_the_cache_gets_the_memory_that_graphs_of_a_rank_leave(device):
     device.total_bytes = 40 * 2**20
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=12, tensor_parallel_size=2)
     with virtual_ranks(device):

@@ -21,7 +21,6 @@ from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
-from tests.vcuda.device import VirtualDevice
 
 NAME = GOLDEN_NAMES[1]
 
@@ -47,7 +46,7 @@ def mixed_requests(count: int) -> list[GenerationRequest]:
     "limits",
     fast_only(lambda limits: "deterministic" not in limits, [{}, {"deterministic": True}, {"cuda_graphs": False}]),
 )
-def test_nothing_compiles_or_is_captured_in_a_request(device: VirtualDevice, limits: dict[str, Any]) -> None:
+def test_nothing_compiles_or_is_captured_in_a_request(device, limits):
     config = replace(ALL_ON, draft_candidates=8, max_rows=40, **limits)
     engine = Engine(on_device(NAME), config, deps=EngineDeps(costs=FAIR))
     engine.prepare()
@@ -59,9 +58,7 @@ def test_nothing_compiles_or_is_captured_in_a_request(device: VirtualDevice, lim
     decode_golden(engine, NAME, 2)
 
 
-def test_graphs_are_captured_largest_first_on_one_stream(
-    device: VirtualDevice, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_graphs_are_captured_largest_first_on_one_stream(device, caplog):
     caplog.set_level(logging.INFO)
     engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), deps=EngineDeps(costs=FAIR))
     engine.prepare()
@@ -75,7 +72,7 @@ def test_graphs_are_captured_largest_first_on_one_stream(
     assert len(device.graphs) == captured
 
 
-def test_forwards_that_waiting_experts_need_are_never_captured(device: VirtualDevice) -> None:
+def test_forwards_that_waiting_experts_need_are_never_captured(device):
     """In float32 torch has no grouped product on CUDA. The engine knows this before a capture could fail."""
     recorder = Recorder()
     engine = Engine(on_device(EXPERTS_NAME), ALL_ON, recorder, EngineDeps(costs=FAIR))
@@ -87,8 +84,8 @@ def test_forwards_that_waiting_experts_need_are_never_captured(device: VirtualDe
 
 @pytest.mark.parametrize(("capability", "captured"), [((9, 0), True), ((8, 9), False)])
 def test_experts_in_bfloat16_are_captured_where_torch_multiplies_them_without_a_wait(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], captured: bool
-) -> None:
+    device, monkeypatch, capability, captured
+):
     monkeypatch.setattr(experts, "_capability", lambda _: capability)
     checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(torch.bfloat16, "cuda"))
     networks = ModelForward(checkpoint, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig("triton"))
@@ -122,9 +119,7 @@ def fail_captures(patch: pytest.MonkeyPatch, failures: dict[int, Exception]) -> 
         [(text, old) for text in ("invalid argument", "out of memory") for old in (True, False)],
     ),
 )
-def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, text: str, old: bool
-) -> None:
+def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(device, monkeypatch, text, old):
     """`old`: as torch 2.11 does. Torch 2.13 closes the pool of a failed capture."""
     device.leaves_pools_open, error = old, RuntimeError(f"CUDA error: {text}")
     fail_captures(monkeypatch, {0: error, 3: error})
@@ -143,7 +138,7 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
     assert sum(report.eager_forwards for report in recorder.reports) == before  # small graphs are there
 
 
-def test_a_capture_without_memory_is_tried_again(device: VirtualDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_without_memory_is_tried_again(device, monkeypatch):
     """Without a warm-up: the forward runs in halves, and the shape is captured when it comes again."""
     fail_captures(monkeypatch, {0: RuntimeError("CUDA error: out of memory")})
     engine = Engine(on_device(NAME), ALL_ON)
@@ -155,7 +150,7 @@ def test_a_capture_without_memory_is_tried_again(device: VirtualDevice, monkeypa
 
 
 @pytest.mark.parametrize("other", [0, 24 * 2**20], ids=["alone", "beside another process"])
-def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device: VirtualDevice, other: int) -> None:
+def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device, other):
     """Two processes may share a card: the second one takes what the first has left."""
     device.total_bytes, device.other_bytes = 48 * 2**20 + other, other
     settings = Settings(
@@ -174,7 +169,7 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
     core.close()
 
 
-def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice) -> None:
+def test_fewer_rows_where_the_largest_forward_does_not_fit(device):
     checkpoint = on_device(NAME)
     device.total_bytes = device.live_bytes + 24 * 2**20
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", gpu_memory_utilization=1.0)
@@ -186,9 +181,7 @@ def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice
 # --- devices -------------------------------------------------------------------------------------------
 
 
-def test_a_device_with_an_index_is_the_current_one_of_every_thread(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_with_an_index_is_the_current_one_of_every_thread(device, monkeypatch):
     """Triton starts kernels on the current device of the calling thread."""
     engine = Engine(on_device(NAME), ALL_ON)
     assert device.used == [torch.device("cuda:0")]

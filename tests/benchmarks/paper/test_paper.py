@@ -39,7 +39,7 @@ def content(out: Path) -> dict[str, Any]:
 # --- rows and their numbers --------------------------------------------------------------------------
 
 
-def test_the_rows_are_the_papers_and_ours() -> None:
+def test_the_rows_are_the_papers_and_ours():
     rows = rows_for((), has_mrp=True, block_size=16)
     names = [row.name for row in rows]
     assert names[0] == "static"
@@ -52,7 +52,7 @@ def test_the_rows_are_the_papers_and_ours() -> None:
     assert "speculative mrp_steps=3" not in [row.name for row in rows_for((), has_mrp=True, block_size=2)]
 
 
-def test_the_papers_numbers_are_of_8b_in_its_blocks() -> None:
+def test_the_papers_numbers_are_of_8b_in_its_blocks():
     name = "heavyball/sdar-8b-mrp-3lyr@0123"
     assert str(paper_cell(name, 16, Direct(1), "gsm8k")) == "90.1 %, 1.51 to 1.61 x"
     assert paper_cell(name, 16, Remask(0.5), "humaneval").accuracy == 54.9
@@ -62,7 +62,7 @@ def test_the_papers_numbers_are_of_8b_in_its_blocks() -> None:
         assert str(paper_cell(*other, Static(), "gsm8k")) == ""
 
 
-def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_static(tmp_path: Path) -> None:
+def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_static(tmp_path):
     """Static solves all problems in 3 s, direct half of them in 2 s, in half of the forwards."""
     _, row = rows_for(["direct  mrp_steps=1"], has_mrp=True, block_size=16)
     records = []
@@ -87,7 +87,7 @@ def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_sta
 # --- the command ---------------------------------------------------------------------------------------
 
 
-def test_every_row_on_both_block_sizes(paper: Run, data: Path, tmp_path: Path, capsys) -> None:
+def test_every_row_on_both_block_sizes(paper, data, tmp_path, capsys):
     out, model = tmp_path / "out", GOLDEN / "sdar-mrp-random-b"
     with (data / "mbpp.jsonl").open("a") as file:
         file.write("\n" + json.dumps(LINES[0] | {"prompt": "w1 " * 2100}))
@@ -108,9 +108,7 @@ def test_every_row_on_both_block_sizes(paper: Run, data: Path, tmp_path: Path, c
     assert not list(out.glob("*.png"))
 
 
-def test_an_interrupted_run_goes_on(
-    paper: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_an_interrupted_run_goes_on(paper, data, tmp_path, monkeypatch, capsys):
     words = ("--model", GOLDEN / "sdar-mrp-random-a", "--tasks", "mbpp", "--data", data, "--concurrency", 1, *ROWS[:4])
     words = (*words, "--block-size", 8, "--max-new-tokens", 8, "--device", "cpu", "--out", tmp_path / "out")
     decode, calls = EngineDecoder.decode, list[str]()
@@ -145,6 +143,6 @@ def test_an_interrupted_run_goes_on(
         (("--row", "swift"), "mode is 'swift'"),
     ],
 )
-def test_a_wrong_option_is_one_line(paper: Run, data: Path, tmp_path: Path, capsys, words, message: str) -> None:
+def test_a_wrong_option_is_one_line(paper, data, tmp_path, capsys, words, message):
     assert paper("--tasks", "mbpp", "--data", data, "--device", "cpu", "--out", tmp_path / "out", *words) == 1
     assert message in capsys.readouterr().err

@@ -7,15 +7,9 @@
 import json
 
 from huggingface_hub import InferenceClient
-from parts import DEMO, KEY, MESSAGES, MODEL, SCHEMA, part, run
+from parts import DEMO, KEY, MESSAGES, MODEL, SCHEMA, part, run, streamed
 
 client = InferenceClient(base_url=f"{DEMO}v1", api_key=KEY)
-
-
-@part
-def stream():
-    chunks = client.chat_completion(MESSAGES, model=MODEL, stream=True)
-    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @part
@@ -31,5 +25,6 @@ def structured():
 
 
 run(
+    stream=lambda: "6" in streamed(client.chat_completion(MESSAGES, model=MODEL, stream=True)),
     chat=lambda: "6" in client.chat_completion(MESSAGES, model=MODEL).choices[0].message.content,
 )

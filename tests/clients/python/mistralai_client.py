@@ -7,7 +7,7 @@
 from typing import Literal
 
 from mistralai.client import Mistral
-from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, TOOLS, fails, part, run
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, TOOLS, fails, part, run, streamed
 from pydantic import BaseModel
 
 client = Mistral(server_url=DEMO, api_key=KEY)
@@ -24,12 +24,6 @@ class Name(BaseModel):
 async def asynchronous():
     answer = await client.chat.complete_async(model=MODEL, messages=MESSAGES, temperature=0.7)
     assert answer.choices[0].message.content
-
-
-@part
-def stream():
-    chunks = client.chat.stream(model=MODEL, messages=MESSAGES)
-    assert "6" in "".join(chunk.data.choices[0].delta.content or "" for chunk in chunks if chunk.data.choices)
 
 
 @part
@@ -54,5 +48,6 @@ def a_refusal():
 
 
 run(
+    stream=lambda: "6" in streamed(chunk.data for chunk in client.chat.stream(model=MODEL, messages=MESSAGES)),
     chat=lambda: "6" in client.chat.complete(model=MODEL, messages=MESSAGES).choices[0].message.content,
 )

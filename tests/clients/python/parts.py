@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 DEMO, TOOLS, MODEL = os.environ["DEMO"], os.environ["TOOLS"], os.environ["MODEL"]
@@ -28,6 +28,11 @@ def part(function: Callable[[], Any]) -> Callable[[], Any]:
     """A part of the script. It fails if it raises an error."""
     _PARTS.append(function)
     return function
+
+
+def streamed(chunks: Iterable[Any]) -> str:
+    """The text of a stream of chat completions."""
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def fails(call: Callable[[], Any], *names: str) -> BaseException:
