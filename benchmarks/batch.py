@@ -134,7 +134,6 @@ async def _measure(
 
 
 def _alone(engine: Engine, requests: Sequence[GenerationRequest], threads: int | None) -> tuple[int, float, float]:
-    """The tokens, seconds and CPU seconds of the engine alone."""
     use_threads(threads)  # of this thread
     begin, cpu = time.perf_counter(), time.thread_time()
     completions = engine.generate(requests)

@@ -20,7 +20,6 @@ class Need:
     flops: int
 
     def seconds(self, rates: Rates) -> float:
-        """The least time."""
         return max(self.moved / rates.bytes_per_s, self.flops / rates.flops_per_s)
 
 
@@ -37,16 +36,13 @@ class ForwardNeed:
 
     @property
     def moved(self) -> int:
-        """The bytes of all phases."""
         return sum(phase.moved for phase in self)
 
     @property
     def flops(self) -> int:
-        """The operations of all phases."""
         return sum(phase.flops for phase in self)
 
     def seconds(self, rates: Rates) -> float:
-        """The least time: the phases run one after another."""
         return sum(phase.seconds(rates) for phase in self)
 
     def bound(self, rates: Rates) -> str:

@@ -4,19 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import options as cli
 from benchmarks.machine import machine_name
-from benchmarks.options import (
-    Counter,
-    ModelOptions,
-    OutputOption,
-    SeveralOption,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-    write_rows,
-)
 from benchmarks.steps import host_milliseconds
 from service.ipc.connections import tune_interpreter
 from service.model.files import display_name
@@ -34,25 +23,25 @@ _PLANS = [
 ]
 
 
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
-    concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
+    options: cli.ModelOptions,
+    concurrency: cli.SeveralOption = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a measurement; the median is reported.")] = 22,
     threads: Annotated[
         int,
         typer.Option(min=1, help="CPU threads for torch. With one, the times are CPU times of the engine's thread."),
     ] = 1,
-    output: OutputOption = None,
+    output: cli.OutputOption = None,
 ) -> None:
     """Measures the host's time per request and step."""
     plans = {text: parse_plan(text) for text in plan}
-    use_threads(threads)
+    cli.use_threads(threads)
     checkpoint = options.load()
     tune_interpreter()
     rows = list[dict[str, Any]]()
-    with Counter(len(plans) * len(concurrency)) as counter:
+    with cli.Counter(len(plans) * len(concurrency)) as counter:
         for text, mode in plans.items():
             row: dict[str, Any] = {"plan": text, "machine": machine_name(checkpoint.device), "microseconds": {}}
             row["model"] = display_name(checkpoint.path)
@@ -61,12 +50,12 @@ def command(
                 row["microseconds"][requests] = 1e3 * milliseconds / requests
                 counter.next(f"{text}, {requests} together")
             rows.append(row)
-    write_rows(output, rows)
-    times = table("plan", *(f"µs, {count} together" for count in concurrency), plan="plan")
+    cli.write_rows(output, rows)
+    times = cli.table("plan", *(f"µs, {count} together" for count in concurrency), plan="plan")
     for row in rows:
         times.add_row(row["plan"], *(f"{time:.0f}" for time in row["microseconds"].values()))
-    results().print(times)
+    cli.results().print(times)
 
 
 if __name__ == "__main__":
-    run(command)
+    cli.run(command)

@@ -116,7 +116,6 @@ class InflatedWeights:
         return self._with_constant(name, weight)
 
     def _read(self, name: str) -> Tensor:
-        """A weight of the small model."""
         tied = name == "lm_head.weight" and self._small.tie_word_embeddings
         return self._source.read("model.embed_tokens.weight" if tied else name).to(self._device)
 
@@ -247,7 +246,6 @@ def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
 
 
 def _names(config: ModelConfig) -> list[str]:
-    """Qwen3's names, in the order of a forward."""
     layers = [("model.", index) for index in range(config.num_layers)]
     names = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
     if config.mrp:

@@ -58,7 +58,6 @@ def _bytes_per_s(device: torch.device) -> float:
 
 
 def _flops_per_s(side: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Rate of a product of square matrices."""
     matrix = torch.randn(side, side, device=device).to(dtype)
     return 2 * side**3 / _fastest(partial(torch.mm, matrix, matrix), device)
 

@@ -14,17 +14,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.options import (
-    Counter,
-    ModelOptions,
-    ThreadsOption,
-    notes,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-)
+from benchmarks import options as cli
 from benchmarks.paper.decoders import EngineDecoder
 from benchmarks.paper.published import BLOCK_SIZE
 from benchmarks.paper.records import Chunk, Record, Records
@@ -36,9 +26,9 @@ from benchmarks.paper.tasks import Problem, Task, tasks_named
 _CHUNK = 4
 
 
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
+    options: cli.ModelOptions,
     tasks: Annotated[str, typer.Option(help="Comma-separated.")] = "gsm8k,math500,humaneval,mbpp",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Problems of each task, the first ones. Default: all.")
@@ -57,7 +47,7 @@ def command(
     data: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Folder with TASK.jsonl, read instead of the hub.")
     ] = None,
-    threads: ThreadsOption = None,
+    threads: cli.ThreadsOption = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the result.")] = Path("paper"),
 ) -> None:
     """Measures accuracy, tokens per forward and tokens a second of the paper's rows and of ours."""
@@ -65,7 +55,7 @@ def command(
         task: task.problems(limit, data, run_code=run_code)
         for task in tasks_named([name for name in tasks.split(",") if name])
     }
-    use_threads(threads)
+    cli.use_threads(threads)
     decoders = _engines(options, max_new_tokens)
     model = decoders[0].model
     about = {"model": model, "limit": limit, "max_new_tokens": max_new_tokens}
@@ -85,11 +75,11 @@ def command(
     write_plots(out, made)
     _print(made, out)
     if not is_complete:
-        notes().print("interrupted; run the same command again to resume")
+        cli.notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130)
 
 
-def _engines(options: ModelOptions, max_new_tokens: int) -> list[EngineDecoder]:
+def _engines(options: cli.ModelOptions, max_new_tokens: int) -> list[EngineDecoder]:
     """Engines with the checkpoint's block size, or the operator's, and with the paper's."""
     decoders = [EngineDecoder(options, None, max_new_tokens)]
     if options.block_size is None and decoders[0].block_size != BLOCK_SIZE:
@@ -125,7 +115,7 @@ def _measure(
     total = sum(map(len, plan.values()))
     missing = {decoder: [job for job in chunks if job[0] not in records.by_chunk] for decoder, chunks in plan.items()}
     try:
-        with Counter(total, total - sum(map(len, missing.values()))) as counter:
+        with cli.Counter(total, total - sum(map(len, missing.values()))) as counter:
             for decoder, jobs in missing.items():
                 for (*_, start), rows in groupby(jobs, lambda job: job[0]._replace(row="")):
                     for chunk, row in rows:
@@ -153,12 +143,12 @@ def _is_right(problem: Problem, text: str) -> bool | None:
 
 def _print(made: Sequence[Result], out: Path) -> None:
     for title, rows in titles(made):
-        lines = table(*COLUMNS, plan="row")
+        lines = cli.table(*COLUMNS, plan="row")
         for result in rows:
             lines.add_row(*result.cells)
-        results().print(f"\n{title}", lines, sep="\n")
-    results().print(f"written: {out}/paper.json, paper.md and plots", soft_wrap=True)
+        cli.results().print(f"\n{title}", lines, sep="\n")
+    cli.results().print(f"written: {out}/paper.json, paper.md and plots", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    run(command, "benchmarks.paper")
+    cli.run(command, "benchmarks.paper")

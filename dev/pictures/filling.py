@@ -36,7 +36,6 @@ class Moment:
 
     @property
     def fixed(self) -> int:
-        """The number of fixed positions of the answer."""
         return sum(cell.state in {"new", "old"} for block in self.blocks for cell in block)
 
 
@@ -57,7 +56,6 @@ class Answer:
 
     @property
     def forwards(self) -> int:
-        """The number of backbone forwards."""
         return sum(step.kind in _BACKBONE for steps in self.blocks for step in steps)
 
 
@@ -102,7 +100,6 @@ class _Film:
             yield self.now()
 
     def _settle(self) -> None:
-        """Marks the new cells as old."""
         self._blocks = [
             [replace(cell, state="old") if cell.state == "new" else cell for cell in block] for block in self._blocks
         ]

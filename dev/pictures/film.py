@@ -122,7 +122,6 @@ def _cell(pen: ImageDraw.ImageDraw, at: tuple[int, int], cell: Cell, *, numbered
 
 
 def _looks(cell: Cell) -> tuple[str, str, str]:
-    """Colours of the ground, the line around it and the text."""
     if cell.state == "new":
         colour = STATES[cell.source].light
         return colour, colour, _PAPER

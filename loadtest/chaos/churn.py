@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.generator.protocol import Observation
 from loadtest.harness import (
     GENERATE,
-    Outcome,
     ask,
     demo_prompts,
     memory,
@@ -59,12 +59,11 @@ async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, dr
     return await leave(client, {**body, "stream": kind == "leaves before first block"}, 10 ** draw.uniform(-3, -0.7))
 
 
-def described(outcome: Outcome) -> str:
+def described(outcome: Observation) -> str:
     return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
 
 
 async def leave(client: httpx.AsyncClient, body: dict[str, Any], stay_s: float) -> str:
-    """Closes the connection after some seconds, if the answer is not there by then."""
     try:
         async with asyncio.timeout(stay_s):
             return described(await ask(client, body))
@@ -104,7 +103,6 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
 
 
 async def ended(client: httpx.AsyncClient) -> Counter[str]:
-    """How many requests the replicas have ended so far, by reason."""
     counts: Counter[str] = Counter()
     for family in text_string_to_metric_families((await client.get("/metrics", timeout=30)).text):
         for sample in family.samples:
@@ -114,7 +112,6 @@ async def ended(client: httpx.AsyncClient) -> Counter[str]:
 
 
 async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
-    """The gauges that must return to 0, when they have or after a minute."""
     until = time.monotonic() + timeout_s
     while True:
         totals = await metrics(client)

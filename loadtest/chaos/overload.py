@@ -19,14 +19,14 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.generator.protocol import Observation, Route, reader
+from loadtest.generator.protocol import Observation
 from loadtest.harness import (
     GENERATE,
-    Outcome,
     demo_prompts,
+    observation_of,
     options,
-    outcome_of,
     percentile,
+    receive,
     report,
     requests,
     say,
@@ -39,12 +39,12 @@ class Arrival:
     """One request of the open loop: its first answer, and a second one if the first was a refusal."""
 
     due: float
-    first: Outcome
-    second: Outcome | None = None
+    first: Observation
+    second: Observation | None = None
     ended: float = 0.0
 
     @property
-    def accepted(self) -> Outcome | None:
+    def accepted(self) -> Observation | None:
         return next((outcome for outcome in (self.first, self.second) if outcome is not None and outcome.ok), None)
 
 
@@ -69,24 +69,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Outcome:
-    began, stream = time.monotonic(), bool(body["stream"])
-    observation = Observation(Route(GENERATE, stream, openai=False), body["mode"], began, began)
-    parser = reader(observation)
+async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Observation:
+    seen = observation_of(body)
     try:
         async with session.post(GENERATE, json=body) as response:
-            observation.status = response.status
-            if response.status == 200 and stream:
-                async for line in response.content:
-                    parser.line(line, time.monotonic())
-                parser.end(time.monotonic())
-            elif response.status == 200:
-                parser.whole(await response.read(), time.monotonic())
-            else:
-                parser.refused(await response.read(), response.headers.get("retry-after"), time.monotonic())
+            await receive(seen, response.status, response.headers, response.content, response.read)
     except (aiohttp.ClientError, TimeoutError) as error:
-        return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
-    return outcome_of(observation, began)
+        seen.lost(error, time.monotonic())
+    return seen
 
 
 async def capacity(

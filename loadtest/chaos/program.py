@@ -121,7 +121,6 @@ class Program:
 
 
 def part_of(pid: int) -> str:
-    """The part that a process is, else the beginning of its command line. Empty if it has ended."""
     with suppress(psutil.Error):
         words = psutil.Process(pid).cmdline() or [""]
         for part, mark in PARTS.items():

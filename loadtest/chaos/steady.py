@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from loadtest.harness import Outcome, ask
+from loadtest.generator.protocol import Observation
+from loadtest.harness import ask
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Tally:
     totals: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)  # when each answer was complete
 
-    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
+    def count(self, body: dict[str, Any], quiet: Observation, outcome: Observation) -> None:
         if not outcome.ok:
             self.failed[f"{'stream' if body['stream'] else 'unary'} {outcome.status} {outcome.error}"[:160]] += 1
             return
@@ -37,9 +38,9 @@ class Tally:
         self.totals.append(outcome.total_s)
         self.ended.append(time.monotonic())
         if body["stream"]:
-            self.first_blocks += outcome.gaps[:1]
-            self.pauses += outcome.gaps[1:]
-        if (outcome.tokens, outcome.text, outcome.finish) != (quiet.tokens, quiet.text, quiet.finish):
+            self.first_blocks += outcome.waits_s[:1]
+            self.pauses += outcome.waits_s[1:]
+        if (outcome.token_ids, outcome.text, outcome.finish) != (quiet.token_ids, quiet.text, quiet.finish):
             self.differing.append({name: body[name] for name in ("mode", "temperature", "seed", "stream")})
 
     @property
@@ -70,10 +71,10 @@ async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concu
     await asyncio.gather(*tasks)
 
 
-async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Outcome]:
+async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Observation]:
     limit = asyncio.Semaphore(8)
 
-    async def limited(body: dict[str, Any]) -> Outcome:
+    async def limited(body: dict[str, Any]) -> Observation:
         async with limit:
             return await ask(client, body)
 
@@ -84,7 +85,7 @@ async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> 
 
 
 async def load(
-    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Outcome]], tally: Tally, ended: asyncio.Event
+    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Observation]], tally: Tally, ended: asyncio.Event
 ) -> None:
     for body, quiet in itertools.cycle(pairs):
         if ended.is_set():

@@ -34,7 +34,6 @@ def parse() -> argparse.Namespace:
 
 
 def node_to_kill(nodes: Nodes, of: str) -> Any:
-    """A node to kill, never the head."""
     ingress, model = nodes.with_replica_of("Ingress"), nodes.with_replica_of("Generator")
     chosen = ingress if of == "ingress" else [node for node in model if node not in ingress]
     chosen = [node for node in chosen if node is not nodes.nodes[0]]
@@ -44,7 +43,6 @@ def node_to_kill(nodes: Nodes, of: str) -> Any:
 
 
 async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
-    """The outcomes of the requests, the seconds until the service was complete again, and its metrics."""
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
         await ready(http, 2)
         bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())

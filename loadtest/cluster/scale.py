@@ -60,7 +60,7 @@ class Load:
             body = self.bodies[self.sent % len(self.bodies)]
             self.sent += 1
             outcome = await ask(self.http, body)
-            self.tokens += len(outcome.tokens)
+            self.tokens += outcome.tokens
             self.outcomes["ok" if outcome.ok else f"{outcome.status} {outcome.error}"[:120]] += 1
             await asyncio.sleep(THOUGHT_S if self.wanted == 1 or not outcome.ok else 0)
 
@@ -90,7 +90,6 @@ async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]
 
 
 async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Load]:
-    """Makes the steps: low, high, and low again until one replica is left."""
     rows: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180) as http:
         load = Load(http, requests(96, arguments.seed, arguments.tokens, demo_prompts()))

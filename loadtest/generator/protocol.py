@@ -79,6 +79,19 @@ class Observation:
         """Tokens per second for this client, waiting included."""
         return self.tokens / self.total_s if self.ok and self.tokens and self.total_s > 0 else None
 
+    @property
+    def waits_s(self) -> list[float]:
+        """Seconds before each block, and before the end of a stream."""
+        ended = [self.ended] if self.route.stream else []
+        return [
+            after - before for before, after in itertools.pairwise([self.began, *(at for at, _ in self.blocks), *ended])
+        ]
+
+    def lost(self, error: Exception, at: float) -> None:
+        """Notes that the connection broke."""
+        self.status, self.error = 0, ""
+        self.fail(f"{type(error).__name__}: {error}", at)
+
     def fail(self, error: str, at: float) -> None:
         """Notes an end without a whole answer. The first reason is kept."""
         self.error, self.ended = self.error or error, at

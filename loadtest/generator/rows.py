@@ -40,7 +40,6 @@ class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Milliseconds from each block to the next. Empty for an answer that was not streamed."""
         times = [at for at, _ in self.blocks]
         return [after - before for before, after in itertools.pairwise(times)]
 

@@ -73,18 +73,13 @@ def _plan(text: str) -> Plan:
     try:
         words = (knob.split("=") for knob in knobs.split("+") if knob)
         pairs = [(name, value if value.isalpha() else json.loads(value)) for name, value in words]
-        plan = Plan(head, (*_mode_fields(mode), *pairs), float(weight or 1))
+        fields = [] if mode == DEFAULT_MODE else [("quality" if mode in QUALITIES else "mode", mode)]
+        plan = Plan(head, (*fields, *pairs), float(weight or 1))
     except ValueError:
         plan = None
     if plan is None or not mode or plan.weight <= 0:
         raise ValueError(f"mode {text!r}; allowed: MODE[@KNOB=VALUE[+KNOB=VALUE]][:WEIGHT], weights above 0")
     return plan
-
-
-def _mode_fields(mode: str) -> list[tuple[str, Any]]:
-    if mode == DEFAULT_MODE:
-        return []
-    return [("quality" if mode in QUALITIES else "mode", mode)]
 
 
 @dataclass(frozen=True)

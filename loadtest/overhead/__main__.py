@@ -111,7 +111,6 @@ async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -
 
 
 async def over_http(driver: Driver, arguments: argparse.Namespace, kind: str, number: int) -> float:
-    """Tokens per second over HTTP, with as many users as the engine has requests."""
     run = Run(
         name=f"{kind}-{number}",
         levels=f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}",

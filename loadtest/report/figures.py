@@ -71,7 +71,6 @@ def arrivals(runs: Runs, slo: Slo, folder: Path) -> None:
 
 
 def together(pairs: Sequence[tuple[Point, Point]], folder: Path) -> None:
-    """Each mode alone and beside the others, at the same concurrency."""
     panels = (("Time to first block, p95", "first_block_p95_ms"), ("Time between blocks, p95", "gap_p95_ms"))
     with picture(folder / "together.png", 2) as both:
         for axes, (title, measure) in zip(both, panels, strict=True):

@@ -130,11 +130,7 @@ def test_forward_has_all_ratios_of_its_table(run, monkeypatch, tmp_path):
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_is_loaded(self, monkeypatch):
-        for name in (
-            "service.cli.options.ModelOptions.load",
-            "benchmarks.loads.load_in_shape",
-            "benchmarks.speed.load_in_shape",
-        ):
+        for name in ("service.cli.options.ModelOptions.load", "benchmarks.options.load_in_shape"):
             monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a checkpoint was loaded"))
 
     @pytest.mark.parametrize(

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from benchmarks.inflated import InflatedWeights, inflate
 from benchmarks.shapes import SHAPES, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
 from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
-from service.text import TextCodec
 from tests.engine.helpers import FREE
 from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
@@ -139,17 +137,6 @@ def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode():
     assert answers(large, [(3, 7, 9, 11, 13)], 20) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_tokens_are_the_demos_on_200_problems():
-    codec, small = TextCodec.load(CHECKPOINT), engine_of(load_checkpoint(CHECKPOINT))
-    prompts = [tuple(codec.encode_message(problem.prompt)) for problem in heldout_problems(200, seed=3)]
-    stops = frozenset(small.model.eos_token_ids)
-    large = engine_of(inflate(CHECKPOINT, Shape(328, 500, 30, 16, 4, 64, 1500, 2048), LoadOptions()))
-    expected, tokens = answers(small, prompts, 96, stops), answers(large, prompts, 96, stops)
-    assert [name for name in expected if tokens[name][0] != expected[name][0]] == []
-
-
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -157,9 +144,6 @@ def test_tokens_are_the_demos_on_200_problems():
     ("changes", "message"),
     [
         ({"hidden_size": 32}, "hidden_size is 32, this checkpoint needs at least 33"),
-        ({"intermediate_size": 40}, "intermediate_size is 40, this checkpoint needs at least 48"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers is 1, this checkpoint needs at least 2"),
-        ({"vocab_size": 62}, "vocab_size is 62, this checkpoint needs at least 64"),
         ({"num_attention_heads": 2}, "num_key_value_heads is 2, this checkpoint needs at least 4"),
         ({"head_dim": 24}, "head_dim is 24, this checkpoint needs a multiple of 16"),
     ],

@@ -1,12 +1,9 @@
 """The picture has a panel for every load, with curves of modes, presets and a frontier, for light and dark pages."""
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
-from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from benchmarks.style import look_of
 from dev.pictures.frontier import PAGES, frontier_figure
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
@@ -39,26 +36,3 @@ def test_every_load_has_a_panel_with_its_presets_and_its_frontier():
     for name in ("lossless", "balanced", "fast"):
         assert sum(name in text.split(" = ") for text in texts) == 2
     assert {"static", "dynamic", "tokens per forward"} <= set(texts)
-
-
-@pytest.mark.parametrize("file", [FILES["made up"], FILES["demo"]], ids=["made up", "demo"])
-def test_labels_neither_overlap_nor_leave_the_axes_and_modes_have_their_looks(file):
-    figure = frontier_figure(file, PAGES[0])
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    for panel, axes in enumerate(figure.axes):
-        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in axes.texts]
-        is_of_a_load = panel < len(figure.axes) - 1
-        assert len(boxes) >= 3 + is_of_a_load  # the lines' names and a preset's
-        ground = axes.get_window_extent(renderer)
-        for number, (name, box) in enumerate(boxes):
-            assert ground.x0 - 1 <= box.x0 < box.x1 <= ground.x1 + 1, name
-            assert ground.y0 - 1 <= box.y0 < box.y1 <= ground.y1 + 1, name
-            assert not [label for label, other in boxes[:number] if box.overlaps(other)], name
-    looks = {
-        bars.get_label(): (to_hex(bars.lines[0].get_color()), bars.lines[0].get_marker())
-        for bars in figure.axes[0].containers
-    }
-    for mode in {row.plan.mode for row in file.rows}:
-        assert looks[mode] == (to_hex(look_of(mode)["color"]), look_of(mode)["marker"])

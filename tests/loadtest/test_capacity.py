@@ -6,7 +6,7 @@ from loadtest.capacity import Limits, confirmed, goal_of, highest, parse, row_of
 from loadtest.generator.rows import Level
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import points
-from tests.loadtest.simulated import queue, request
+from tests.loadtest.simulated import request
 
 
 def step(limit, tried):
@@ -30,19 +30,6 @@ async def test_a_rate_that_a_longer_run_does_not_hold_is_lowered():
     tried = []
     assert 9 / 1.05 <= await confirmed(step(9.0, tried), 10.0, 0.05) <= 9
     assert tried[0] == 10.0
-
-
-async def test_the_capacity_of_a_queue():
-    """One server, fixed service time: p95 of the wait must be at most ten times that time."""
-    service_s, limits = 0.2, Limits(2000.0, 100.0)
-
-    async def holds(rate):
-        run = Run("capacity", f"400:{rate:.4g}", loop="open", modes="static")
-        [point] = points(run, queue(run, service_s), [], Slo(), 0.0)
-        return not limits.broken(point)
-
-    # M/D/1 waits ten service times at p95 when it is about 85 to 90 % busy
-    assert 0.75 / service_s < await highest(holds, 0.3 / service_s, 0.03) < 1.0 / service_s
 
 
 @pytest.mark.parametrize(

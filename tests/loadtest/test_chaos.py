@@ -9,37 +9,27 @@ import pytest
 from loadtest.chaos.bad_input import fault
 from loadtest.chaos.churn import REST, ended
 from loadtest.chaos.faults import Tally
-from loadtest.chaos.leave import KINDS, ask_and_leave, conclude
-from loadtest.generator.protocol import BROKEN_OFF
-from loadtest.harness import Outcome, ask
+from loadtest.chaos.leave import conclude
+from loadtest.generator.protocol import BROKEN_OFF, Observation, Route
+from loadtest.harness import ask
 from tests.loadtest.fake import Fake, serve
 
 BODY = {"mode": "static", "seed": 1, "stream": False}  # this seed leaves after two blocks
 
 
-async def outcome_at(fake, **fields):
+async def seen_at(fake, **fields):
     with serve(fake) as url:
         async with httpx.AsyncClient(base_url=url) as client:
             return await ask(client, BODY | fields)
 
 
-# --- outcomes ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("stream", "gaps"), [(True, 3), (False, 1)])
-async def test_an_answer(stream, gaps):
-    outcome = await outcome_at(Fake(block_s=0.05), stream=stream)
-    assert outcome.ok
-    assert (len(outcome.tokens), outcome.finish, len(outcome.gaps)) == (8, "length", gaps)
-    assert sum(outcome.gaps) <= outcome.total_s
-    assert not stream or min(outcome.gaps) > 0.02
-
-
-async def test_a_refusal_and_a_broken_stream():
-    refused = await outcome_at(Fake(status=429))
-    assert (refused.status, refused.error, refused.retry_after, refused.ok) == (429, "busy: later", 0.2, False)
-    broken = await outcome_at(Fake(breaks=True), stream=True)
-    assert not broken.ok
+@pytest.mark.parametrize(("stream", "waits"), [(True, 3), (False, 1)])
+async def test_an_answer_a_refusal_and_a_broken_stream(stream, waits):
+    answer = await seen_at(Fake(block_s=0.05), stream=stream)
+    assert (answer.ok, len(answer.token_ids), answer.finish, len(answer.waits_s)) == (True, 8, "length", waits)
+    refusal = await seen_at(Fake(status=429), stream=stream)
+    assert (refusal.status, refusal.error, refusal.retry_after, refusal.ok) == (429, "busy: later", 0.2, False)
+    broken = await seen_at(Fake(breaks=True), stream=True)
     assert broken.error == BROKEN_OFF or broken.status == 0
 
 
@@ -64,34 +54,31 @@ def test_a_refusal_is_a_4xx_with_a_reason(response, message):
 # --- faults ------------------------------------------------------------------------------------------
 
 
+def seen(status, token_ids=(), **fields):
+    stream = Route("/generate", stream=True, openai=False)
+    return Observation(stream, "static", 0.0, 0.0, status=status, token_ids=[*token_ids], **fields)
+
+
 @pytest.mark.parametrize(
     ("outcome", "kind"),
     [
-        (Outcome(200, [1, 2], "a", finish="length", gaps=[0.1, 0.2], total_s=0.3), "right"),
-        (Outcome(200, [1, 3], "a", finish="length"), "different"),
-        (Outcome(0, error="ConnectError: refused"), "refused"),
-        (Outcome(200, [1], error="replica_lost: in the stream"), "clear"),
-        (Outcome(500, error="Internal Server Error"), "unclear"),
-        (Outcome(200, [1], error=BROKEN_OFF), "unclear"),
+        (seen(200, [1, 2]), "right"),
+        (seen(200, [1, 3]), "different"),
+        (seen(0, error="ConnectError: refused"), "refused"),
+        (seen(200, [1], error="replica_lost: in the stream"), "clear"),
+        (seen(500, error="Internal Server Error"), "unclear"),
+        (seen(200, [1], error=BROKEN_OFF), "unclear"),
     ],
 )
 def test_an_outcome_beside_a_fault_is_of_one_kind(outcome, kind):
     tally = Tally()
-    tally.count({"stream": True}, Outcome(200, [1, 2], "a", finish="length"), outcome)
+    tally.count({"stream": True}, seen(200, [1, 2]), outcome)
     amounts = {"right": tally.right, "different": tally.different, "refused": tally.refused}
     amounts |= {"clear": tally.clear.total(), "unclear": tally.unclear.total()}
     assert {name: amount for name, amount in amounts.items() if amount} == {kind: 1}
 
 
 # --- clients that leave --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_leaves_a_slow_answer(kind):
-    """A stream is left between its blocks; other clients leave a service that takes two seconds for anything."""
-    with serve(Fake(block_s=0.01, capacity_s=0.0 if kind == "mid-stream" else 2.0)) as url:
-        async with httpx.AsyncClient(base_url=url) as client:
-            assert await ask_and_leave(client, BODY, kind, stay_s=0.05) == "left"
 
 
 async def test_ends_are_counted_by_reason():

@@ -71,15 +71,6 @@ def test_latency_of_random_arrivals_counts_from_the_intended_start(tmp_path, wor
     assert percentile(times, 0.5) < 700
 
 
-def test_refusals_are_failures_after_which_a_user_waits(tmp_path):
-    with serve(Fake(status=429)) as url:
-        process, requests, _ = locust(url, tmp_path, "GenerateUser", "--levels", "1:1")
-    assert process.returncode == 1
-    assert 1 <= len(requests) <= 7  # Retry-After is 0.2 s
-    outcomes = {(row.status, row.error) for row in requests}
-    assert outcomes - {(0, rows.UNFINISHED)} == {(429, "busy: later")}
-
-
 def test_a_wrong_option_ends_locust_with_one_line():
     command = [*LOCUST, "--headless", "--modes", "static:0"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

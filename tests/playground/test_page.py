@@ -90,16 +90,6 @@ def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(page, u
         assert moment["answer"] == "" or number > 0
 
 
-def test_a_plain_prompt_and_a_sample(page, url):
-    page.fill("def add(a, b):", "plain")
-    page.tab.fill("#temperature", "0.8")
-    page.tab.fill("#seed", "5")
-    page.tab.fill("#tokens", "40")
-    page.run()
-    fields = {"prompt": "def add(a, b):", "temperature": 0.8, "seed": 5, "max_new_tokens": 40, "messages": None}
-    assert page.answer() == generated(url, mode="speculative", mrp_steps=4, **fields)["text"]
-
-
 def test_examples_knobs_and_limits_are_the_servers(page, url):
     model = served_model(url)
     plan = page.tab.locator(".plan").first
@@ -404,17 +394,6 @@ def test_without_less_motion_the_answer_plays_and_stops_at_its_end(open_page):
     for label in ("Pause", "Play"):
         page.wait(lambda: page.tab.locator("#play").inner_text() == label)  # noqa: B023 - called at once
     assert page.tab.input_value("#slider") == page.tab.get_attribute("#slider", "max")
-
-
-def test_the_theme_stays(open_page):
-    page = open_page()
-    page.tab.click("#theme")
-    page.tab.click("#theme")
-    assert page.tab.get_attribute("html", "data-theme") == "dark"
-    dark = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.tab.reload()
-    page.tab.wait_for_selector("#run:enabled")
-    assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") == dark
 
 
 def test_no_width_needs_scrolling_to_the_side(open_page):

@@ -190,30 +190,3 @@ KERNELS: dict[str, Callable[..., None]] = {
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
     )
 }
-
-
-def moved_bytes(name: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> int:
-    """The bytes that a kernel reads from memory and writes to it: each of its tensors once, but for two exceptions.
-
-    Of the KV cache few pages are read and written; they are left out. `multiply` may read rows of a matrix again.
-    """
-    tensors = {id(tensor): tensor for tensor in arguments.values() if isinstance(tensor, Tensor)}
-    if "keys" in arguments:
-        tensors = {id(tensor): tensor for tensor in tensors.values()
-                   if tensor is not arguments["keys"] and tensor is not arguments["values"]}  # fmt: skip
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    if name == "multiply" and not arguments["EXPERTS"]:
-        total += round((_reads_of_matrix(grid) - 1) * arguments["values"].nbytes)
-        total += arguments["sums"].nbytes if arguments["SPLITS"] > 1 else 0  # written, then read
-    return total
-
-
-def _reads_of_matrix(grid: tuple[int, ...]) -> float:
-    """How often `multiply` reads its matrix from memory. Programs start in the grid's order, its first axis first.
-
-    Those that run together, two on a multiprocessor, share what they read; later ones read it again.
-    """
-    tiles, steps, splits = grid
-    program = torch.arange(tiles * steps * splits)
-    together = program // (2 * PROCESSORS)
-    return len(torch.stack([together, program // tiles]).unique(dim=1).T) / (steps * splits)

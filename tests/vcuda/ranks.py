@@ -43,7 +43,7 @@ class Nccl:
 
     def _call(self, name: str, tensors: list[VirtualTensor], start: Callable[[list[Tensor]], Any]) -> Nccl:
         memory = [tensor.memory for tensor in tensors]
-        self._device.call_kernel(name, lambda: start(memory).wait(), sum(tensor.nbytes for tensor in memory))
+        self._device.call_kernel(name, lambda: start(memory).wait())
         return self
 
 
