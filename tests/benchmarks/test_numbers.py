@@ -10,31 +10,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import speed, steps
 from benchmarks.evaluation import Variant, evaluate
 from benchmarks.floor import ForwardNeed, Need, forward_need
 from benchmarks.judges import LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import Rates
-from benchmarks.shapes import random_checkpoint, shape_named
-from benchmarks.steps import Platform, host_milliseconds, step_times
+from benchmarks.shapes import shape_named
 from benchmarks.text import draw, package_files
 from benchmarks.throughput import (
     PlanAtLoad,
-    Rounds,
     Sample,
-    Workload,
-    compare_at_loads,
     plans_at_load,
 )
-from service.decode.modes import Dynamic, Remask, Speculative, Static
-from service.engine import Engine, EngineConfig, SamplingParams
-from service.engine.forward.runner import CheckpointRunner
+from service.decode.modes import Dynamic, Speculative, Static
+from service.engine import Engine, SamplingParams
 from service.errors import CheckpointError, SettingsError
 from service.ipc.connections import tune_interpreter
 from service.model import LoadOptions, load_checkpoint, parse_config
 from service.quality.calibration.prompts import PromptTask
-from tests.clock import Clock
-from tests.tiny import GOLDEN, tiny_checkpoint, tiny_config
+from tests.tiny import GOLDEN, tiny_config
 
 FOLDER = GOLDEN / "sdar-mrp-random-a"
 
@@ -70,19 +63,6 @@ def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines)
 # --- plans at loads ----------------------------------------------------------------------------------------
 
 
-def test_every_plan_has_the_same_requests_at_every_load():
-    plans = [Static(), Speculative("auto"), Speculative(0, 2)]
-    workload, base = Workload([(1, 2, 3, 4), (6,) * 8], fewest=3, new_tokens=8), EngineConfig(max_rows=8)
-    loads = list(compare_at_loads(tiny_checkpoint(0), workload, plans, Rounds((1, 3), 2), base))
-    assert [[row.concurrency for row in rows] for rows in loads] == [[1, 1, 1], [3, 3, 3]]
-    for static, *drafted in loads:
-        assert len(static.samples) == 2
-        assert static.times_faster(static) == (1.0, 1.0)
-        for row in drafted:
-            assert [sample.tokens for sample in row.samples] == [sample.tokens for sample in static.samples]
-            assert row.tokens_per_forward >= static.tokens_per_forward == 1.0
-
-
 def test_ratios_are_of_the_same_round():
     static, fast = PlanAtLoad(Static(), 1), PlanAtLoad(Speculative(), 1)
     for slowed in (1.0, 10.0, 3.0):
@@ -95,69 +75,7 @@ def test_ratios_are_of_the_same_round():
     assert not any(plan.needs_mrp for plan in without)
 
 
-def test_the_third_first_block_of_a_prompt_comes_from_the_prefix_cache(monkeypatch):
-    cached = []
-
-    def first_block(engine, request):
-        cached.append(engine.generate([request])[0].stats.cached_tokens)
-        return float((len(cached) - 1) % 3 + 1)
-
-    monkeypatch.setattr(speed, "_first_block_ms", first_block)
-    times = list(speed.prefix_times(tiny_checkpoint(0), [10, 5000, 4000], 2))
-    assert [time.prompt_tokens for time in times] == [10, 252]
-    assert cached == [0, 0, 8] * 3 + [0, 0, 252] * 3
-    assert all((time.without, time.first, time.again) == (1.0, 2.0, 3.0) for time in times)
-
-
 # --- steps beside their floor --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return random_checkpoint(tiny_config(vocab_size=65, mask_token_id=64), LoadOptions(dtype=torch.bfloat16))
-
-
-def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monkeypatch):
-    """By a clock that only forwards move: 10 ms a row of the backbone, 1 ms of MRP, the first one ever 500 ms more."""
-    now = 0.0
-
-    class Clocked(CheckpointRunner):
-        def begin(self, network, rows):
-            nonlocal now
-            now += 0.010 * len(rows) + (0.0 if now else 0.5) if network == "backbone" else 0.001 * len(rows)
-            return super().begin(network, rows)
-
-    monkeypatch.setattr(steps, "CheckpointRunner", Clocked)
-    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(steps, "host_milliseconds", lambda checkpoint, requests, rounds: 2.0 * requests)
-    times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=3, platform=Platform(Rates(1e9, 1e9))))
-    assert [(time.rows, time.context) for time in times] == [(1, 8), (3, 8)]
-    assert [time.backbone for time in times] == pytest.approx([10.0, 30.0])
-    assert [time.mrp for time in times] == pytest.approx([1.0, 3.0])
-    assert [time.step for time in times] == pytest.approx([12.0, 36.0])
-    for time in times:
-        need = forward_need(tiny.config, time.rows, 8, 2)
-        assert time.floor == pytest.approx(sum(max(phase.moved, phase.flops) for phase in need) / 1e6)
-        assert time.ratio == time.step / time.floor
-
-
-@pytest.mark.parametrize("mode", [None, Speculative("auto"), Remask()])
-def test_host_time_is_the_time_of_a_step_outside_its_runner(tiny, mode, monkeypatch):
-    """On a clock that moves by 20 ms in each forward and by 3 ms in each step only."""
-    clock, begin, step = Clock(), CheckpointRunner.begin, Engine.step
-
-    def slow_forward(self, network, rows):
-        clock.now += 0.02
-        return begin(self, network, rows)
-
-    def slow_step(self):
-        clock.now += 0.003
-        return step(self)
-
-    monkeypatch.setattr(steps, "forward_clock", lambda _: clock)
-    monkeypatch.setattr(CheckpointRunner, "begin", slow_forward)
-    monkeypatch.setattr(Engine, "step", slow_step)
-    assert host_milliseconds(tiny, 3, 9, mode) == pytest.approx(3)
 
 
 def test_a_forward_moves_its_weights_once_and_every_rows_keys():
@@ -200,20 +118,16 @@ def test_phases_run_one_after_another_and_each_has_a_bound_of_its_own():
 
 
 def test_collections_leave_out_loaded_objects_and_threads_share_python(monkeypatch):
-    frozen = list[str]()
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append("all"))
-    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(0.005)  # Python's own values, which another test may have changed
-    gc.set_threshold(700, 10, 10)
-    try:
-        tune_interpreter()
-        assert frozen == ["all"]
-        assert sys.getswitchinterval() < 0.005
-        assert gc.get_threshold()[:2] == (700, 10)
-        assert gc.get_threshold()[2] > 10
-    finally:
-        sys.setswitchinterval(before)
-        gc.set_threshold(*thresholds)
+    settings = dict[str, object]()
+    monkeypatch.setattr(gc, "freeze", lambda: settings.update(frozen=True))
+    monkeypatch.setattr(gc, "set_threshold", lambda *counts: settings.update(thresholds=counts))
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: settings.update(seconds=seconds))
+    tune_interpreter()
+    young, middle, _ = gc.get_threshold()
+    assert settings["frozen"]
+    assert settings["seconds"] < 0.005
+    assert settings["thresholds"][:2] == (young, middle)
+    assert settings["thresholds"][2] > 10
 
 
 # --- judges of text --------------------------------------------------------------------------------------------

@@ -102,10 +102,6 @@ print(libc.mount(b"none", b"/", b"", ctypes.c_ulong(32 | 4096), None), libc.unsh
         assert run("import os; print(os.environ.get('MRP_SECRET'))") == "None\n"
         assert os.environ["MRP_SECRET"] == "key"
 
-    def test_threads_may_start(self):
-        program = "import threading; t = threading.Thread(target=print, args=('ran',)); t.start(); t.join()"
-        assert run(program) == "ran\n"
-
 
 class TestLimits:
     def test_a_loop_ends(self):

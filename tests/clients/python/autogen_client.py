@@ -11,13 +11,8 @@ from autogen_core.models import ModelFamily, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from parts import DEMO, KEY, MODEL, STORY, part, run
 
-INFO = {
-    "vision": False,
-    "function_calling": True,
-    "json_output": True,
-    "family": ModelFamily.UNKNOWN,
-    "structured_output": True,
-}
+INFO = {"vision": False, "family": ModelFamily.UNKNOWN}
+INFO |= dict.fromkeys(("function_calling", "json_output", "structured_output"), True)
 
 
 def client():

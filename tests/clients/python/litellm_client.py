@@ -36,17 +36,14 @@ def responses():
     assert answer.status == "completed"
 
 
+LONG_CHAT = {**OPENAI, "messages": [{"role": "user", "content": LONG}]}
+
+
 @part
 def a_prompt_that_is_too_long():
-    long = {**OPENAI, "messages": [{"role": "user", "content": LONG}]}
-    fails(lambda: litellm.completion(**long), "ContextWindowExceededError")
-
-
-@part
-def a_refusal_with_drop_params():
+    fails(lambda: litellm.completion(**LONG_CHAT), "ContextWindowExceededError")
     litellm.drop_params = True
-    wrong = {**OPENAI, "messages": [{"role": "user", "content": LONG}]}
-    fails(lambda: litellm.completion(**wrong), "ContextWindowExceededError", "BadRequestError")
+    fails(lambda: litellm.completion(**LONG_CHAT), "ContextWindowExceededError", "BadRequestError")
 
 
 @part

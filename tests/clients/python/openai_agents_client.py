@@ -35,9 +35,14 @@ def agent(kind=OpenAIResponsesModel, **options):
     return Agent(name="bob", model=model(kind), **options)
 
 
+async def answer(kind=OpenAIResponsesModel, **options):
+    return (await Runner.run(agent(kind, **options), STORY)).final_output
+
+
 @part
-async def responses():
-    assert "6" in (await Runner.run(agent(), STORY)).final_output
+async def responses_and_chat():
+    for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
+        assert "6" in await answer(kind=kind)
 
 
 @part
@@ -49,25 +54,9 @@ async def stream():
 
 
 @part
-async def chat():
-    assert "6" in (await Runner.run(agent(OpenAIChatCompletionsModel), STORY)).final_output
-
-
-@part
-async def structured():
-    assert (await Runner.run(agent(output_type=Apples), STORY)).final_output.name
-
-
-@part
 async def second_turn():
     first = await Runner.run(agent(), STORY)
     assert (await Runner.run(agent(), [*first.to_input_list(), {"role": "user", "content": STORY}])).final_output
-
-
-@part
-async def reasoning():
-    settings = ModelSettings(reasoning=Reasoning(effort="low"), store=True, truncation="auto")
-    assert (await Runner.run(agent(model_settings=settings), STORY)).final_output
 
 
 @part
@@ -79,4 +68,9 @@ async def tools():
     assert (await Runner.run(with_tool, "Add 1 and 2.")).final_output is not None
 
 
-run()
+run(
+    structured=lambda: answer(output_type=Apples),
+    reasoning=lambda: answer(
+        model_settings=ModelSettings(reasoning=Reasoning(effort="low"), store=True, truncation="auto")
+    ),
+)

@@ -57,7 +57,7 @@ def run(at_end: Callable[[], Any] = lambda: None, **checks: Callable[[], Any]) -
     """
     parts = {function.__name__: function for function in _PARTS}
     errors: dict[str, str | None] = {}
-    for name, function in (parts | checks).items():
+    for name, function in (checks | parts).items():
         started = time.monotonic()
         try:
             answer = function()
