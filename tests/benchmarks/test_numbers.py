@@ -15,7 +15,6 @@ from benchmarks.floor import ForwardNeed, Need, forward_need
 from benchmarks.judges import LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import Rates
 from benchmarks.shapes import shape_named
-from benchmarks.text import draw, package_files
 from benchmarks.throughput import (
     PlanAtLoad,
     Sample,
@@ -23,7 +22,7 @@ from benchmarks.throughput import (
 )
 from service.decode.modes import Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
-from service.errors import CheckpointError, SettingsError
+from service.errors import CheckpointError
 from service.ipc.connections import tune_interpreter
 from service.model import LoadOptions, load_checkpoint, parse_config
 from service.quality.calibration.prompts import PromptTask
@@ -173,19 +172,3 @@ def test_the_likelihood_is_of_the_continuation_alone(monkeypatch, tmp_path):
     expected = math.log(float(weights.sum())) - (math.log(ord("b") % 10 + 1) + math.log(ord("c") % 10 + 1)) / 2
     assert judge.nats_per_character("aaaa", "bc") == pytest.approx(expected, abs=1e-5)
     assert math.isnan(judge.nats_per_character("aaaa", ""))
-
-
-FUNCTION = "def total(values):\n" + "    values = list(values)  # a copy\n" * 5 + "    return sum(values) + 1\n" * 8
-
-
-def test_passages_begin_with_a_statement_and_are_the_same_for_a_seed():
-    texts = [FUNCTION + FUNCTION.replace("total", f"total{number}") for number in range(9)]
-    passages = draw(5, 3, texts)
-    assert passages == draw(5, 3, texts) != draw(5, 4, texts)
-    for passage in passages:
-        assert passage.prompt.startswith("def total")
-        assert passage.prompt.endswith("\n")
-        assert any(passage.prompt + passage.continuation in text for text in texts)
-    assert len(draw(200, 0, package_files())) == 200
-    with pytest.raises(SettingsError, match="allowed are 1 to 0"):
-        draw(1, 0, ["def f(): pass", "def :"])

@@ -1,6 +1,6 @@
 """The moments of an answer are those that its steps tell of."""
 
-from dev.pictures.filling import Answer, Cell, Moment, at, moments
+from dev.pictures.filling import Answer, Moment, at, moments
 from service.decode.block import Pick, Step
 
 #: block 0: one prompt position, a denoise, a verification of two drafts of which one holds; block 1: remasked by MRP
@@ -30,13 +30,6 @@ def test_every_step_is_a_moment_and_drafts_are_one_before():
     assert [moment.forwards for moment in film] == [0, 1, 1, 2, 3, 3, 4]
     assert [moment.fixed for moment in film] == [0, 1, 1, 3, 7, 6, 7]
     assert film[-1].forwards == ANSWER.forwards
-
-
-def test_a_cell_knows_who_proposed_its_token_and_when_it_was_fixed():
-    first, second = moments(ANSWER, str)[-1].blocks
-    assert [cell.source for cell in first[1:]] == ["backbone", "accepted", "backbone"]
-    assert [cell.when for cell in first[1:]] == [(1,), (2,), (2,)]
-    assert second[2] == Cell("new", "29", "backbone", (3, 4))
 
 
 def test_answers_are_shown_at_the_same_number_of_forwards():

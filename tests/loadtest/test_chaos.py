@@ -1,15 +1,10 @@
 """Which outcomes the chaos scripts record at a service of known behaviour, and what they conclude."""
 
-import json
-from collections import Counter
-
 import httpx
 import pytest
 
 from loadtest.chaos.bad_input import fault
-from loadtest.chaos.churn import REST, ended
 from loadtest.chaos.faults import Tally
-from loadtest.chaos.leave import conclude
 from loadtest.generator.protocol import BROKEN_OFF, Observation, Route
 from loadtest.harness import ask
 from tests.loadtest.fake import Fake, serve
@@ -79,30 +74,3 @@ def test_an_outcome_beside_a_fault_is_of_one_kind(outcome, kind):
 
 
 # --- clients that leave --------------------------------------------------------------------------------
-
-
-async def test_ends_are_counted_by_reason():
-    page = """# TYPE mrp_request_success counter
-mrp_request_success_total{mode="static",finished_reason="abort",replica="a"} 3.0
-mrp_request_success_total{mode="dynamic",finished_reason="abort",replica="a"} 4.0
-mrp_request_success_total{mode="static",finished_reason="length",replica="b"} 2.0
-mrp_other_total{finished_reason="abort"} 9.0
-"""
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=page))
-    async with httpx.AsyncClient(base_url="http://service", transport=transport) as client:
-        assert await ended(client) == {"abort": 7, "length": 2}
-
-
-@pytest.mark.parametrize(
-    ("ends", "rest", "counts", "broken"),
-    [
-        ({"whole: left": 6, "mid-stream: left": 3, "mid-stream: answered": 1}, {}, {"abort": 7, "stop": 1}, None),
-        ({"whole: left": 9}, {}, {"abort": 7, "length": 2}, "2 of 9 requests went on without their clients"),
-        ({"whole: left": 9}, {"num_requests_running": 1.0}, {"abort": 8}, "num_requests_running is 1"),
-        ({"whole: answered": 9}, {}, {"stop": 9}, "no client left"),
-    ],
-)
-def test_no_request_may_go_on_without_its_client(ends, rest, counts, broken, capsys):
-    status = conclude(Counter(ends), dict.fromkeys(REST, 0.0) | rest, Counter(counts))
-    result = json.loads(capsys.readouterr().out)
-    assert (status, result["broken"]) == ((1, [broken]) if broken else (0, []))

@@ -1,13 +1,11 @@
 """Answers of both protocols become observations, and what is wrong with an answer becomes its error."""
 
-import json
-
 import httpx
 import pytest
 
 from loadtest.generator.client import Client
 from loadtest.generator.protocol import BROKEN_OFF, Observation, Route, reader
-from tests.loadtest.fake import Fake, answer, frames, openai_answer, openai_frames, serve
+from tests.loadtest.fake import Fake, frames, openai_frames, serve
 
 STREAM = Route("/generate", stream=True, openai=False)
 JSON = Route("/generate", stream=False, openai=False)
@@ -41,14 +39,6 @@ def test_a_stream_has_blocks_and_counts_from_when_it_was_due(route, lines):
     assert (observation.tokens, observation.prompt_tokens, observation.cached_tokens) == (8, 5, 3)
     assert (observation.tokens_per_forward, observation.finish, observation.text) == (2.5, "length", "aa")
     assert observation.tokens_per_s == 8 / observation.total_s
-
-
-@pytest.mark.parametrize(("route", "content"), [(JSON, answer), (CHAT, openai_answer)])
-def test_a_whole_answer_has_no_first_block(route, content):
-    observation = observed(route, body=json.dumps(content()).encode())
-    assert observation.ok
-    assert (observation.first_block_s, observation.gaps_s, observation.total_s) == (None, [], 2.0)
-    assert (observation.tokens, observation.tokens_per_forward, observation.text) == (8, 2.5, "ab")
 
 
 @pytest.mark.parametrize(("route", "lines"), [(STREAM, frames), (CHAT_STREAM, openai_frames)])

@@ -32,11 +32,3 @@ def test_cards_that_cannot_be_read(tmp_path):
     assert read_examples(tmp_path) == ()
     (tmp_path / "README.md").write_bytes(b"---\nwidget:\n- text: \xff\n---\n")
     assert read_examples(tmp_path) == ()
-
-
-def test_titles_are_short_and_examples_few(tmp_path):
-    many = "widget:\n" + "\n".join(f"- text: {'word ' * 40}{number}" for number in range(40))
-    examples = card(tmp_path, many)
-    assert len(examples) == 12
-    assert all(len(example.title) == 60 for example in examples)
-    assert examples[0].text == "word " * 40 + "0"

@@ -11,11 +11,9 @@ import torch
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import graphs
-from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
 from service.engine_process.core import _limits, load_core
-from service.model import LoadOptions, experts, load_checkpoint
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows
@@ -80,16 +78,6 @@ def test_forwards_that_waiting_experts_need_are_never_captured(device):
     assert device.counts.captures == 0
     decode_golden(engine, EXPERTS_NAME, 2)
     assert sum(report.eager_forwards for report in recorder.reports) > 0
-
-
-@pytest.mark.parametrize(("capability", "captured"), [((9, 0), True), ((8, 9), False)])
-def test_experts_in_bfloat16_are_captured_where_torch_multiplies_them_without_a_wait(
-    device, monkeypatch, capability, captured
-):
-    monkeypatch.setattr(experts, "_capability", lambda _: capability)
-    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(torch.bfloat16, "cuda"))
-    networks = ModelForward(checkpoint, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig("triton"))
-    assert (networks.graphs is not None) is captured
 
 
 # --- failed captures -----------------------------------------------------------------------------------

@@ -39,19 +39,6 @@ def content(out: Path) -> dict[str, Any]:
 # --- rows and their numbers --------------------------------------------------------------------------
 
 
-def test_the_rows_are_the_papers_and_ours():
-    rows = rows_for((), has_mrp=True, block_size=16)
-    names = [row.name for row in rows]
-    assert names[0] == "static"
-    for mode in ("dynamic", "remask"):
-        assert {f"{mode} threshold=0.5", f"{mode} threshold=0.95"} <= set(names)
-    assert {f"speculative mrp_steps={steps}" for steps in (1, 2, 3, 4, "auto")} <= set(names)
-    assert {"direct mrp_steps=1", "direct mrp_steps=2", "sequential entropy_bound=0.1"} <= set(names)
-    assert all(row.is_lossless == (row.mode.name == "speculative") for row in rows)
-    assert not any(row.mode.needs_mrp for row in rows_for((), has_mrp=False, block_size=16))
-    assert "speculative mrp_steps=3" not in [row.name for row in rows_for((), has_mrp=True, block_size=2)]
-
-
 def test_the_papers_numbers_are_of_8b_in_its_blocks():
     name = "heavyball/sdar-8b-mrp-3lyr@0123"
     assert str(paper_cell(name, 16, Direct(1), "gsm8k")) == "90.1 %, 1.51 to 1.61 x"
