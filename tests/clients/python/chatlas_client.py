@@ -5,12 +5,10 @@
 """chatlas: `ChatOpenAICompletions(base_url=…)`."""
 
 from chatlas import ChatOpenAICompletions
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MODEL, STORY, run
 
-
-@part
-def chat():
-    assert "6" in str(ChatOpenAICompletions(base_url=f"{DEMO}v1", api_key=KEY, model=MODEL).chat(STORY, echo="none"))
-
-
-run()
+run(
+    chat=lambda: (
+        "6" in str(ChatOpenAICompletions(base_url=f"{DEMO}v1", api_key=KEY, model=MODEL).chat(STORY, echo="none"))
+    ),
+)

@@ -5,12 +5,10 @@
 """LlamaIndex: `OpenAILike(api_base=…)`."""
 
 from llama_index.llms.openai_like import OpenAILike
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MODEL, STORY, run
 
-
-@part
-def complete():
-    assert "6" in OpenAILike(model=MODEL, api_base=f"{DEMO}v1", api_key=KEY, is_chat_model=True).complete(STORY).text
-
-
-run()
+run(
+    complete=lambda: (
+        "6" in OpenAILike(model=MODEL, api_base=f"{DEMO}v1", api_key=KEY, is_chat_model=True).complete(STORY).text
+    ),
+)
