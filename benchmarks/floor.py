@@ -5,8 +5,8 @@ memory or by arithmetic, and no device overlaps two of them. So the floor is the
 Knows sizes and rates; no engine.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.machine import Rates
 from service.model import ModelConfig
@@ -23,16 +23,12 @@ class Need:
         return max(self.moved / rates.bytes_per_s, self.flops / rates.flops_per_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardNeed:
+class ForwardNeed(NamedTuple):
     """The needs of a forward's phases. `products`: of the layers. `head`: the output head and the logits."""
 
     products: Need
     attention: Need
     head: Need
-
-    def __iter__(self) -> Iterator[Need]:
-        return iter((self.products, self.attention, self.head))
 
     @property
     def moved(self) -> int:

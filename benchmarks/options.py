@@ -1,11 +1,9 @@
 """What benchmarks share with the program: options, output, loading, and `run`. Only it imports `service.cli`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,11 +17,9 @@ from service.cli.options import (
     with_fields,
 )
 from service.cli.output import Counter, notes, results, table
+from service.demo import Problem, heldout_problems
 from service.errors import SettingsError
-
-if TYPE_CHECKING:
-    from service.demo import Problem
-    from service.model import Checkpoint
+from service.model import Checkpoint
 
 __all__ = [
     "AttentionOption",
@@ -68,8 +64,6 @@ def write_rows(output: Path | None, rows: Any) -> None:
 
 def heldout(count: int, seed: int) -> list[Problem]:
     """`count` of the demo's held-out problems. SettingsError, which names `problems`, if there are fewer."""
-    from service.demo import heldout_problems
-
     if count > (available := len(heldout_problems())):
         raise SettingsError(f"problems is {count}, allowed are 1 to {available}", param="problems")
     return heldout_problems(count, seed)

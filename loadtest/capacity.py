@@ -31,13 +31,10 @@ _WARM_S = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the objective."""
-
     first_block_p95_ms: float
     gap_p95_ms: float
 
     def broken(self, point: Point) -> str:
-        """Why a point does not meet the limits. Empty if it does."""
         lost = point.failed + point.unfinished
         if lost > _MOST_LOST * point.requests:
             return f"{lost} of {point.requests} requests lost"

@@ -167,7 +167,6 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    """Request bodies in all modes, greedy and sampled, with fixed seeds. Every second one streams."""
     draw = random.Random(seed)
     return [
         {

@@ -64,7 +64,6 @@ def slices(run: Run, window: Window, requests: Sequence[Request], count: int) ->
 
 
 def drift(quarters: Sequence[Point]) -> dict[str, float]:
-    """The change of times and throughput from the first quarter to the last, as a share."""
     measures = ("first_block_p50_ms", "gap_p50_ms", "total_p50_ms", "tokens_per_s")
     pairs = {name: (getattr(quarters[0], name), getattr(quarters[-1], name)) for name in measures}
     return {name: last / first - 1 for name, (first, last) in pairs.items() if first and last}

@@ -1,21 +1,21 @@
 """Decodes problems by an engine in this process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from benchmarks.options import ModelOptions
 from benchmarks.paper.rows import Row
+from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from benchmarks.options import ModelOptions
-    from service.engine import Engine, GenerationRequest
-    from service.model import Checkpoint
-    from service.text import TextCodec
+from service.model import Checkpoint
+from service.model.checkpoint import config_of
+from service.model.files import display_name, read_config, resolve
+from service.text import TextCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,6 @@ class EngineDecoder:
     """
 
     def __init__(self, options: ModelOptions, block_size: int | None, max_new_tokens: int) -> None:
-        import torch
-
-        from service.model.checkpoint import config_of
-        from service.model.files import display_name, read_config, resolve
-
         path = resolve(options.name)
         self._options = options if block_size is None else replace(options, block_size=block_size)
         loading = self._options.loading
@@ -73,8 +68,6 @@ class EngineDecoder:
 
     @cached_property
     def _codec(self) -> TextCodec:
-        from service.text import TextCodec
-
         return TextCodec.load(self._checkpoint.path)
 
     def decode(self, prompts: Sequence[str], row: Row, together: int) -> tuple[list[Answer], float]:
@@ -98,15 +91,11 @@ class EngineDecoder:
         return [answers[request.request_id] for request in requests], seconds
 
     def _clock(self) -> Callable[[], float]:
-        import torch
-
         is_alone = self._checkpoint.device.type == "cpu" and torch.get_num_threads() == 1
         return time.thread_time if is_alone else time.perf_counter
 
     def _engine_for(self, requests: Sequence[GenerationRequest], together: int) -> Engine:
         """An engine for `together` requests at once, with a KV cache that has room for the longest of these."""
-        from service.engine import Engine, EngineConfig
-
         limit = self._checkpoint.config.max_positions
         longest_request = min(limit, max(len(request.prompt_token_ids) for request in requests) + self._tokens)
         room = together * (longest_request + 2 * self.block_size)
@@ -118,8 +107,6 @@ class EngineDecoder:
         return self._engine
 
     def _request(self, number: int, prompt: str, row: Row) -> GenerationRequest:
-        from service.engine import GenerationRequest, SamplingParams
-
         has_chat = self._codec.template.problem is None
         ids = self._codec.encode_message(prompt) if has_chat else self._codec.encode(prompt)
         ends = frozenset(self._checkpoint.config.eos_token_ids)

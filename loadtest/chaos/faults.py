@@ -118,8 +118,6 @@ async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_
 
 
 class Run:
-    """One program, its clients and its fault."""
-
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments, self._tree, self._tally = arguments, ProcessTree(), Tally()
         self._program = Program(arguments, self._tree)
@@ -227,7 +225,6 @@ def _go_on(targets: list[int]) -> None:
 
 
 def one_run(words: str, out: Path | None, repeat: int = 0) -> int:
-    """One run of a service of its own. Exit status 1 if an answer differed or a request failed unclearly."""
     result = {"run": words, "repeat": repeat, **asyncio.run(Run(parse(words.split())).result())}
     broken = [f"{result['different']} answers differ"] if result["different"] else []
     broken += [f"{result['unclear']} requests failed unclearly"] if result["unclear"] else []

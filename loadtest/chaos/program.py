@@ -46,7 +46,6 @@ class ProcessTree:
         self._members[program] = psutil.Process(program)
 
     def update(self) -> None:
-        """Finds the processes that members have started, and forgets those that have ended."""
         self._members = {pid: process for pid, process in self._members.items() if _status(process)}
         every = psutil.process_iter(["ppid", "create_time"])
         for process in sorted(every, key=lambda process: process.info["create_time"] or 0.0):
@@ -131,7 +130,6 @@ def part_of(pid: int) -> str:
 
 
 def _status(process: psutil.Process) -> str:
-    """The status of a process; empty if it has ended."""
     with suppress(psutil.Error):
         status = str(process.status()) if process.is_running() else ""
         return "" if status == psutil.STATUS_ZOMBIE else status

@@ -20,8 +20,6 @@ from loadtest.harness import ask
 
 @dataclass
 class Tally:
-    """The outcomes of all requests."""
-
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     differing: list[dict[str, Any]] = field(default_factory=list)

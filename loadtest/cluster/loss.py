@@ -60,7 +60,6 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float
 
 
 async def _back(http: httpx.AsyncClient) -> None:
-    """Waits until Serve has noticed the loss and replaced what was lost, and an ingress reports it."""
     for _ in range(100):  # waits until the loss is noticed, but not for ever: it may already be repaired
         if (await asyncio.to_thread(replicas_by_state)).get("RUNNING", 0) < 2 or not await _healthy(http):
             break

@@ -77,7 +77,6 @@ def deployed(
 
 
 def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str, delays: Mapping[str, float] | None) -> str:
-    """Deploys deploy/serve.yaml with other arguments by `serve run`."""
     config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     [application] = config["applications"]
     application["args"] |= arguments
@@ -105,7 +104,6 @@ def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str, delays:
 
 
 def replicas_by_state() -> dict[str, int]:
-    """The number of the model's replicas by state, as Serve reports it."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)

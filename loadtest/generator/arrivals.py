@@ -34,8 +34,6 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Profile:
-    """A sequence of stages."""
-
     stages: tuple[Stage, ...]
 
     @classmethod

@@ -51,7 +51,6 @@ class Measures:
         self._add(Level(round(at + self._offset, 4), stage, level))
 
     def unfinished(self, observation: Observation, stage: int | None) -> None:
-        """Writes a row for a request that the end of the run cut. It is no failure of the service."""
         self._add(from_observation(observation, self._offset, stage))
 
     def _request(self, name: str, context: dict[str, Any], **_: object) -> None:

@@ -20,8 +20,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Route:
-    """The path of a request, and the form of its answer."""
-
     path: str
     stream: bool
     openai: bool
@@ -66,7 +64,6 @@ class Observation:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds from each block to the next, of a stream."""
         times = [at for at, _ in self.blocks] if self.route.stream else []
         return [after - before for before, after in itertools.pairwise(times)]
 
@@ -76,7 +73,6 @@ class Observation:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second for this client, waiting included."""
         return self.tokens / self.total_s if self.ok and self.tokens and self.total_s > 0 else None
 
     @property
@@ -157,8 +153,6 @@ class Reader(ABC):
 
 
 class NativeReader(Reader):
-    """Reads answers of POST /generate."""
-
     def _whole(self, answer: Json, at: float) -> None:
         self._block(answer["token_ids"], answer["text"], at)
         self._ending(answer["usage"], answer["stats"], answer["finish_reason"])

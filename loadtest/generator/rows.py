@@ -16,8 +16,6 @@ UNFINISHED = "unfinished when the run ended"
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
-    """The outcome of one request."""
-
     at: float
     late_ms: float  # delay of the sending
     route: str

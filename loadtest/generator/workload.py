@@ -22,8 +22,6 @@ DEFAULT_MODE = "default"
 
 @dataclass(frozen=True)
 class Lengths:
-    """The distribution of the number of requested tokens."""
-
     kind: Literal["fixed", "uniform", "lognormal"]
     first: float
     second: float = 0.0
@@ -84,16 +82,12 @@ def _plan(text: str) -> Plan:
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request: the label of its mode and its body."""
-
     label: str
     body: Json
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The distribution of requests."""
-
     prompts: tuple[Json, ...]
     plans: tuple[Plan, ...]
     lengths: Lengths
@@ -139,7 +133,6 @@ def read_prompts(path: Path) -> tuple[Json, ...]:
 
 
 def as_prompt(body: Json) -> Json:
-    """The body for a route that takes texts: the prompt is the last message's content."""
     if "prompt" in body:
         return body
     rest = {name: value for name, value in body.items() if name != "messages"}
@@ -147,7 +140,6 @@ def as_prompt(body: Json) -> Json:
 
 
 def as_messages(body: Json) -> Json:
-    """The body for a route that takes chats: the prompt is the user's message."""
     if "messages" in body:
         return body
     return {name: value for name, value in body.items() if name != "prompt"} | _chat(body["prompt"])

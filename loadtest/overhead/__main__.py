@@ -21,9 +21,8 @@ from typing import Any
 from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plans
 from loadtest.harness import Running, options, percentile, report, say, service
 from loadtest.overhead.alone import WARM_S, Alone
-from loadtest.overhead.cpu import ENGINE, FRONT, CpuTime, at_rest, cpu_time
+from loadtest.overhead.cpu import FRONT, CpuTime, at_rest, cpu_time
 from loadtest.overhead.lone import Lone, lone
-from loadtest.report import figures
 from loadtest.report.driver import Driver
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import points
@@ -38,8 +37,6 @@ _REST_S = 10.0
 
 @dataclass
 class Measured:
-    """What was measured."""
-
     #: kind -> tokens per second of engine and service, by round
     rates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     singles: list[Lone] = field(default_factory=list)
@@ -70,7 +67,6 @@ def parse() -> argparse.Namespace:
 
 
 def workload(arguments: argparse.Namespace, lengths: str) -> Workload:
-    """Requests for answers of exactly such lengths, as `--lengths` of locust."""
     return Workload(heldout_prompts(), plans(arguments.mode), Lengths.parse(lengths), exact=True, seed=arguments.seed)
 
 
@@ -91,9 +87,6 @@ async def run(arguments: argparse.Namespace) -> int:
             measured.idle = await at_rest(running, _REST_S)
             measured.cpu = await cpu(arguments, running, alone.block_size)
         measured.rates = await rates(arguments, alone, running)
-    if measured.cpu:
-        kinds = {kind: time.beyond(measured.idle) for kind, time in measured.cpu.items()}
-        figures.stacked(kinds, ENGINE, arguments.out / "cpu.png")
     return conclude(arguments, measured)
 
 
@@ -127,7 +120,6 @@ async def over_http(driver: Driver, arguments: argparse.Namespace, kind: str, nu
 
 
 async def cpu(arguments: argparse.Namespace, running: Running, block_size: int) -> dict[str, CpuTime]:
-    """The CPU time of whole answers and of streams, of one block and of many, eight requests at once."""
     kinds = {}
     for blocks in (1, _MANY):
         requests = workload(arguments, f"fixed:{block_size * blocks}")

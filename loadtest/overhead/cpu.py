@@ -41,7 +41,6 @@ class CpuTime:
 
 
 async def cpu_time(running: Running, bodies: Sequence[Json], concurrency: int) -> CpuTime:
-    """Sends the bodies, `concurrency` at once, and counts the CPU time of all processes meanwhile."""
     waiting = list(bodies)
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=running.url, timeout=300, limits=limits) as client:

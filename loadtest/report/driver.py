@@ -26,8 +26,6 @@ _EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Record:
-    """The data of a run."""
-
     run: Run
     rows: list[Row]
     samples: Sequence[Sample] = ()

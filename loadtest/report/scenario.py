@@ -29,8 +29,6 @@ class Slo:
 
 @dataclass(frozen=True)
 class Run:
-    """One start of locust."""
-
     name: str
     levels: str = ""
     users: str = "StreamUser"
@@ -74,8 +72,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A sequence of runs."""
-
     title: str
     runs: tuple[Run, ...]
     slo: Slo = field(default_factory=Slo)
@@ -87,7 +83,6 @@ class Scenario:
 
 
 def read(name: str) -> Scenario:
-    """A scenario by name or by path."""
     path = FOLDER / f"{name}.yaml"
     if not path.exists():
         path = Path(name)

@@ -31,8 +31,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class Window:
-    """The measured part of a stage of a run."""
-
     stage: int
     level: float
     since: float

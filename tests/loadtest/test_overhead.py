@@ -10,9 +10,8 @@ import pytest
 from loadtest.overhead import alone as engine_alone
 from loadtest.overhead.__main__ import Measured, _cpu, conclude, workload
 from loadtest.overhead.alone import Alone
-from loadtest.overhead.cpu import ENGINE, PARTS, CpuTime
+from loadtest.overhead.cpu import PARTS, CpuTime
 from loadtest.overhead.lone import Lone
-from loadtest.report.figures import stacked
 from service.engine import Engine
 
 ARGUMENTS = argparse.Namespace(mode="static", threads=1, concurrency=4, short=8, seed=17, ratio=0.9, more_ms=3.0)
@@ -53,7 +52,7 @@ def test_limits_decide(capsys, http, lone_s, broken):
     assert (result["lone_alone_p50_ms"], result["lone_over_http_p99_ms"]) == (10, 1000 * lone_s)
 
 
-def test_cpu_time_of_a_request_leaves_out_the_idle_service(tmp_path):
+def test_cpu_time_of_a_request_leaves_out_the_idle_service():
     idle = dict.fromkeys(PARTS, 0.0) | {"ingress": 10.0}
     kinds = {
         "stream, 1 block": CpuTime(20.0, dict.fromkeys(PARTS, 1.0) | {"ingress": 2.2}),
@@ -63,5 +62,3 @@ def test_cpu_time_of_a_request_leaves_out_the_idle_service(tmp_path):
     assert result["cpu_ms_stream, 1 block"] == dict.fromkeys(PARTS, 1.0) | {"ingress": 2.0}
     assert result["cpu_ms_further_block"] == 0.25
     assert result["idle_cpu_ms_per_s"]["ingress"] == 10.0
-    stacked({kind: time.cpu_ms for kind, time in kinds.items()}, ENGINE, tmp_path / "cpu.png")
-    assert (tmp_path / "cpu.png").stat().st_size > 10_000
