@@ -1,8 +1,7 @@
 """The least time that a forward can take on a device: bytes over its bandwidth or operations over its rate.
 
-A forward has phases that run one after another: the layers' products, attention, the output head. Each is bound by
-memory or by arithmetic, and no device overlaps two of them. So the floor is the sum over the phases.
-Knows sizes and rates; no engine.
+The layers' products, attention and the output head run one after another, each bound by memory or by arithmetic. So the
+floor is the sum over these phases.
 """
 
 from dataclasses import dataclass

@@ -195,7 +195,6 @@ def _check_fits(small: ModelConfig, large: ModelConfig) -> None:
 
 
 def _copies(small: ModelConfig, large: ModelConfig) -> int:
-    """Key heads of the large model for one of the small, so that all its query heads have room."""
     return -(-(small.num_heads // small.num_kv_heads) // (large.num_heads // large.num_kv_heads))
 
 
@@ -215,9 +214,7 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "hidden": _first(small.hidden_size, large.hidden_size),
         "inner": _first(small.intermediate_size, large.intermediate_size),
         "pair": _Axis(
-            2 * large.hidden_size,
-            torch.cat([hidden, large.hidden_size + hidden]),
-            torch.arange(2 * small.hidden_size),
+            2 * large.hidden_size, torch.cat([hidden, large.hidden_size + hidden]), torch.arange(2 * small.hidden_size)
         ),
         "head": _Axis(large.head_dim, head, torch.arange(small.head_dim)),
         "queries": _Axis(
@@ -238,7 +235,6 @@ def _first(count: int, size: int) -> _Axis:
 
 
 def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
-    """Leaf of a name -> the factor of the weight."""
     hidden, head = small.hidden_size / large.hidden_size, small.head_dim / large.head_dim
     norms = ("norm", "enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
     projections = dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head))

@@ -50,7 +50,6 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def _bytes_per_s(device: torch.device) -> float:
-    """Bandwidth of reading, or of copying if that is more."""
     numbers = torch.ones(_BYTES.get(device.type, _BYTES_ELSEWHERE) // 4, device=device)
     copy = torch.empty_like(numbers)
     reading = numbers.nbytes / _fastest(numbers.sum, device)
@@ -64,7 +63,6 @@ def _flops_per_s(side: int, device: torch.device, dtype: torch.dtype) -> float:
 
 @torch.inference_mode()
 def _fastest(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the wall. The first run warms up."""
     times = []
     for _ in range(_TURNS + 1):
         begin = time.perf_counter()

@@ -8,14 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli import main
-from service.cli.options import (
-    AttentionOption,
-    ModelOptions,
-    OutputOption,
-    ThreadsOption,
-    use_threads,
-    with_fields,
-)
+from service.cli.options import AttentionOption, ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
 from service.demo import Problem, heldout_problems
 from service.errors import SettingsError

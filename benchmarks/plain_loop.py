@@ -1,8 +1,6 @@
 """The published way to decode SDAR, as a yardstick: transformers' Qwen3 or Qwen3-MoE, one request at a time.
 
-Static decoding with a DynamicCache: every denoising step is one forward over one block, the block's
-keys are cropped off again, and a finished block takes a forward of its own to be stored. Source:
-SDAR's `block_diffusion_generate`.
+Static decoding with a DynamicCache. Source: SDAR's `block_diffusion_generate`.
 """
 
 from __future__ import annotations

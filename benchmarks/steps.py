@@ -1,10 +1,7 @@
 """How long a step takes at a number of rows: the backbone's forward, MRP's forward, the host's work, and the floor.
 
-From these follow whether drafting pays: with V(r) the time of a forward over r rows relative to one row each for
-r requests, and m the time of an MRP forward, K drafts pay when tokens per forward > V(K+1) + K m.
-
-The host's work is the time of a step beside its forwards: scheduling, decisions of policies, bookkeeping of events. The
-engine's runner is wrapped in one that counts the time inside it.
+With V(r) the time of a forward over r rows relative to one row each for r requests, and m the time of an MRP forward, K
+drafts pay when tokens per forward > V(K+1) + K m. The host's work is the time of a step outside the engine's runner.
 """
 
 import statistics
@@ -103,7 +100,6 @@ def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Pre
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:
-    """Milliseconds; the first run warms up and does not count."""
     times = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()

@@ -115,7 +115,6 @@ def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
 
 
 def _passages(text: str) -> Iterator[Passage]:
-    """A passage for each function and class of a source text. Its prompt ends with a line."""
     try:
         statements = ast.parse(text).body
     except SyntaxError:

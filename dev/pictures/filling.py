@@ -105,14 +105,12 @@ class _Film:
         ]
 
     def _unmask(self, index: int, step: Step) -> None:
-        """Removes the drafts and the tokens that the step masks again."""
         block = self._blocks[index]
         for position, cell in enumerate(block):
             if cell.state == "draft" or position in step.remasked:
                 block[position] = Cell(when=cell.when)
 
     def _write(self, index: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
-        """Writes tokens into cells. `proposed`: who proposed the first picks, and their number."""
         block = self._blocks[index]
         for rank, (position, token, *_) in enumerate(picks):
             if index * len(block) + position >= self._end:

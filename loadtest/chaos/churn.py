@@ -16,21 +16,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.generator.protocol import Observation
-from loadtest.harness import (
-    GENERATE,
-    ask,
-    demo_prompts,
-    memory,
-    metrics,
-    options,
-    report,
-    requests,
-    say,
-    service,
-)
+from loadtest.harness import GENERATE, ask, demo_prompts, memory, metrics, options, report, requests, say, service
 
 KINDS = ("stays", "leaves unary", "leaves before first block", "leaves mid-stream", "times out")
-WEIGHTS = (2, 2, 2, 2, 2)
 _ENDED = "mrp_request_success_total"
 REST = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -93,7 +81,7 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
 
     async def client_loop() -> None:
         for body in bodies:
-            kind = draw.choices(KINDS, WEIGHTS)[0]
+            kind = draw.choice(KINDS)
             ends[f"{kind}: {await disturb(client, body, kind, draw)}"] += 1
             if (done := ends.total()) % 1000 == 0:
                 say(f"{done} of {count}")

@@ -1,10 +1,7 @@
 """Three times the load of a service's capacity: it must keep its throughput and refuse the rest clearly and in time.
 
-Capacity is measured first with a closed loop. Then requests arrive at random (Poisson) at a multiple of the capacity. A
-refused client waits as long as Retry-After says and tries once more.
-
-The clients are aiohttp's. httpx looks at every connection of its pool for every request, so thousands of its clients
-would take the cores that the service needs.
+Requests arrive at random (Poisson) at a multiple of the capacity of a closed loop. A refused client obeys Retry-After
+once. The clients are aiohttp's: httpx looks at every connection of its pool for every request.
 """
 
 import argparse

@@ -23,7 +23,6 @@ class Tally:
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     differing: list[dict[str, Any]] = field(default_factory=list)
-    first_blocks: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)  # when each answer was complete
@@ -36,7 +35,6 @@ class Tally:
         self.totals.append(outcome.total_s)
         self.ended.append(time.monotonic())
         if body["stream"]:
-            self.first_blocks += outcome.waits_s[:1]
             self.pauses += outcome.waits_s[1:]
         if (outcome.token_ids, outcome.text, outcome.finish) != (quiet.token_ids, quiet.text, quiet.finish):
             self.differing.append({name: body[name] for name in ("mode", "temperature", "seed", "stream")})

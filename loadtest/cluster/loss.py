@@ -1,10 +1,8 @@
 """A node is killed under load: one with a replica of the model, or the one with the only ingress.
 
-    python -m loadtest.cluster.loss > dev/lab/results/cluster-loss-replica.json
     python -m loadtest.cluster.loss --of ingress > dev/lab/results/cluster-loss-ingress.json
 
-Every request was answered before in a quiet run with the same seed. If a replica is lost, no request may be lost. If
-the only ingress is lost, its requests are lost, and the script reports how many and for how long.
+If a replica is lost, no request may be lost. If the only ingress is lost, the script reports how many and for how long.
 """
 
 import argparse

@@ -18,12 +18,7 @@ import httpx
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
 from loadtest.harness import ask, demo_prompts, metrics, ready, report, requests, say
 
-SETTINGS = {
-    "device": "cpu",
-    "max_num_seqs": 4,
-    "num_replicas": 1,
-    "max_replicas": 3,
-}
+SETTINGS = {"device": "cpu", "max_num_seqs": 4, "num_replicas": 1, "max_replicas": 3}
 DELAYS = {"upscale_delay_s": 2.0, "downscale_delay_s": 15.0}
 THOUGHT_S = 1.0
 

@@ -13,11 +13,7 @@ import httpx
 from loadtest.cluster.nodes import deployed, replicas_by_state, wait_until
 from loadtest.harness import percentile, report, say
 
-SETTINGS = {
-    "device": "cpu",
-    "num_replicas": 0,
-    "max_replicas": 2,
-}
+SETTINGS = {"device": "cpu", "num_replicas": 0, "max_replicas": 2}
 DELAYS = {"upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
 BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "seed": 17}
 

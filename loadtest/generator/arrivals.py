@@ -1,8 +1,6 @@
-"""The start times of requests: levels over time, and Poisson arrivals.
+"""The start times of requests: levels over time, and Poisson arrivals, which do not depend on answers.
 
-A profile gives the load over time: users of a closed loop, or requests per second of an open loop. Ramps, steps, spikes
-and soaks are profiles. Open arrivals do not depend on answers. A request's time counts from its arrival, even if it is
-sent late, so the times include what a stalled server delays.
+A request's time counts from its arrival, even if it is sent late, so the times include what a stalled server delays.
 """
 
 from __future__ import annotations

@@ -15,11 +15,7 @@ from benchmarks.floor import ForwardNeed, Need, forward_need
 from benchmarks.judges import LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import Rates
 from benchmarks.shapes import shape_named
-from benchmarks.throughput import (
-    PlanAtLoad,
-    Sample,
-    plans_at_load,
-)
+from benchmarks.throughput import PlanAtLoad, Sample, plans_at_load
 from service.decode.modes import Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.errors import CheckpointError

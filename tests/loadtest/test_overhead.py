@@ -37,10 +37,7 @@ def test_the_engine_alone_takes_the_bodies_of_requests(monkeypatch):
     assert alone.seconds(body) == pytest.approx(body["max_new_tokens"] * 0.010, abs=0.011)
 
 
-@pytest.mark.parametrize(
-    ("http", "lone_s", "broken"),
-    [(95.0, 0.012, 0), (85.0, 0.014, 3)],
-)
+@pytest.mark.parametrize(("http", "lone_s", "broken"), [(95.0, 0.012, 0), (85.0, 0.014, 3)])
 def test_limits_decide(capsys, http, lone_s, broken):
     rates = {kind: [(100.0, http)] * 3 for kind in ("whole", "stream")}
     measured = Measured(rates, [Lone(0.010, lone_s, 0.011)] * 5)

@@ -51,9 +51,7 @@ def use_gloo(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
     """Replaces NCCL in this process."""
     backend = process_group._backend
     patch.setattr(
-        process_group,
-        "_backend",
-        lambda store, join: Nccl(backend(store, structs.replace(join, device="cpu")), device),
+        process_group, "_backend", lambda store, join: Nccl(backend(store, structs.replace(join, device="cpu")), device)
     )
 
 

@@ -79,8 +79,7 @@ def work_in_a_capture_counts(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [result_without_copy, host_reads_early, pinned_buffer_used_again, work_in_a_capture_counts],
+    "fault", [result_without_copy, host_reads_early, pinned_buffer_used_again, work_in_a_capture_counts]
 )
 def test_wrong_numbers_are_noticed(device, monkeypatch, fault):
     fault(monkeypatch)
