@@ -1,8 +1,7 @@
 """`python -m benchmarks.batch`: `mrp-serve batch` beside the engine alone, on the same held-out problems.
 
-The engine alone has its requests as token ids, all at once, in this process. The batch reads lines from a file, encodes
-prompts, decodes in an engine's process, and writes answers. Both have the same limits and no prefix cache. Rounds are
-interleaved and ratios are of one round, because machines are shared.
+The engine alone has its requests as token ids, all at once, in this process. Both have the same limits and no prefix
+cache. Rounds are interleaved and ratios are of one round, because machines are shared.
 """
 
 import asyncio
@@ -134,7 +133,6 @@ async def _measure(
 
 
 def _alone(engine: Engine, requests: Sequence[GenerationRequest], threads: int | None) -> tuple[int, float, float]:
-    """The tokens, seconds and CPU seconds of the engine alone."""
     use_threads(threads)  # of this thread
     begin, cpu = time.perf_counter(), time.thread_time()
     completions = engine.generate(requests)

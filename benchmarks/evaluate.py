@@ -7,20 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from benchmarks import options as cli
 from benchmarks.evaluation import Score, Variant, evaluate
-from benchmarks.options import (
-    Counter,
-    ModelOptions,
-    OutputOption,
-    ThreadsOption,
-    heldout,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-    write_rows,
-)
 from service.decode.modes import Speculative
 from service.decode.registry import make_mode
 from service.engine import Engine, EngineConfig, SamplingParams
@@ -42,9 +30,9 @@ _GRID: Grid = {
 }
 
 
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
+    options: cli.ModelOptions,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems, drawn without repetition.")] = 300,
     plan: Annotated[
         list[str] | None,
@@ -58,28 +46,28 @@ def command(
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the choice of problems and of sampling.")] = 0,
-    threads: ThreadsOption = None,
+    threads: cli.ThreadsOption = None,
     draft_candidates: Annotated[
         int | None, typer.Option(min=0, help="Tokens from which a draft is chosen. 0: the whole vocabulary.")
     ] = None,
-    output: OutputOption = None,
+    output: cli.OutputOption = None,
 ) -> None:
     """Measures accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     variants = [parse_variant(words) for words in plan or ()]
-    lines = [{"prompt": problem.prompt} for problem in heldout(problems, seed)]
-    use_threads(threads)
+    lines = [{"prompt": problem.prompt} for problem in cli.heldout(problems, seed)]
+    cli.use_threads(threads)
     checkpoint = options.load()
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
     engines = engines_for(variants, checkpoint, options.loading, draft_candidates)
     tasks = tasks_of(TextCodec.load(checkpoint.path), lines, demo)
-    with Counter(len(tasks) * len(variants)) as counter:
+    with cli.Counter(len(tasks) * len(variants)) as counter:
         limits_of_all = max_new_tokens, together
         for latest in evaluate(engines, tasks, variants, SamplingParams(temperature, seed=seed), limits_of_all):
             scores, done = latest, [len(score.completions) for score in latest]
             counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
             if min(done) == max(done):
-                write_rows(output, [_row(score) | {"model": display_name(checkpoint.path)} for score in latest])
-    results().print(_table(scores))
+                cli.write_rows(output, [_row(score) | {"model": display_name(checkpoint.path)} for score in latest])
+    cli.results().print(_table(scores))
 
 
 def parse_variant(text: str) -> Variant:
@@ -126,7 +114,9 @@ def _row(score: Score) -> dict[str, Any]:
 
 
 def _table(scores: list[Score]) -> Table:
-    rows = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
+    rows = cli.table(
+        "mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode"
+    )
     for score in scores:
         plain = score.variant.engine == "mrp" and not score.variant.mode.needs_mrp
         rows.add_row(
@@ -142,4 +132,4 @@ def _table(scores: list[Score]) -> Table:
 
 
 if __name__ == "__main__":
-    run(command)
+    cli.run(command)

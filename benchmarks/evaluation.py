@@ -44,12 +44,10 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Share of tasks answered right, 0 to 1."""
         return self.right / len(self.completions)
 
     @property
     def tokens(self) -> int:
-        """Tokens decoded, end tokens included."""
         return sum(completion.stats.decoded_tokens for completion in self.completions)
 
     @property
@@ -120,7 +118,6 @@ def evaluate(
 
 
 def _judge(score: Score, tasks: Sequence[PromptTask], completions: list[Completion], first: list[Completion]) -> None:
-    """`first`: the completions of the first variant so far."""
     done = len(score.completions)
     score.completions += completions
     answered = list(zip(tasks, completions, strict=True))

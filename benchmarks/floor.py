@@ -1,12 +1,11 @@
 """The least time that a forward can take on a device: bytes over its bandwidth or operations over its rate.
 
-A forward has phases that run one after another: the layers' products, attention, the output head. Each is bound by
-memory or by arithmetic, and no device overlaps two of them. So the floor is the sum over the phases.
-Knows sizes and rates; no engine.
+The layers' products, attention and the output head run one after another, each bound by memory or by arithmetic. So the
+floor is the sum over these phases.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.machine import Rates
 from service.model import ModelConfig
@@ -20,33 +19,25 @@ class Need:
     flops: int
 
     def seconds(self, rates: Rates) -> float:
-        """The least time."""
         return max(self.moved / rates.bytes_per_s, self.flops / rates.flops_per_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardNeed:
+class ForwardNeed(NamedTuple):
     """The needs of a forward's phases. `products`: of the layers. `head`: the output head and the logits."""
 
     products: Need
     attention: Need
     head: Need
 
-    def __iter__(self) -> Iterator[Need]:
-        return iter((self.products, self.attention, self.head))
-
     @property
     def moved(self) -> int:
-        """The bytes of all phases."""
         return sum(phase.moved for phase in self)
 
     @property
     def flops(self) -> int:
-        """The operations of all phases."""
         return sum(phase.flops for phase in self)
 
     def seconds(self, rates: Rates) -> float:
-        """The least time: the phases run one after another."""
         return sum(phase.seconds(rates) for phase in self)
 
     def bound(self, rates: Rates) -> str:

@@ -165,7 +165,6 @@ class Bench:
         return Engine(self._checkpoint, EngineConfig(kv_cache_tokens=16384, prefix_cache=False))
 
     def _running(self, requests: Sequence[GenerationRequest]) -> Engine:
-        """An engine in which every request has its first block."""
         engine, waiting = self._engine(), {request.request_id for request in requests}
         for request in requests:
             engine.submit(request)
@@ -191,7 +190,6 @@ def _request(name: str, prompt: tuple[int, ...], tokens: int, mode: Static | Non
 
 
 def _ratio(what: str, pair: Callable[[], tuple[float, float]], limit: float | None, rounds: int) -> Ratio:
-    """The first round warms up and does not count."""
     pairs = [pair() for _ in range(rounds + 1)][1:]
     milliseconds, compared = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
     return Ratio(what, milliseconds, compared, statistics.median(a / b for a, b in pairs), limit)

@@ -6,22 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from benchmarks import options as cli
 from benchmarks.machine import machine_name
-from benchmarks.options import (
-    Counter,
-    ModelOptions,
-    OutputOption,
-    SeveralOption,
-    ShapeOption,
-    heldout,
-    load_in_shape,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-    write_rows,
-)
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, encoded, parts, plans_at_load
 from service.decode.modes import Static
 from service.model.files import display_name
@@ -30,11 +16,11 @@ from service.quality.schema import Plan
 from service.text import TextCodec
 
 
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
-    shape: ShapeOption = None,
-    concurrency: SeveralOption = [1, 4, 16, 64],  # noqa: B006
+    options: cli.ModelOptions,
+    shape: cli.ShapeOption = None,
+    concurrency: cli.SeveralOption = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
     plan: Annotated[
         list[str] | None,
@@ -47,22 +33,22 @@ def command(
     threads: Annotated[
         int, typer.Option(min=1, help="CPU threads for torch. With one, the CPU time is that of the forwards only.")
     ] = 1,
-    output: OutputOption = None,
+    output: cli.OutputOption = None,
 ) -> None:
     """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
-    drawn = heldout(problems, seed=1)
-    use_threads(threads)
-    checkpoint = load_in_shape(options, shape)
+    drawn = cli.heldout(problems, seed=1)
+    cli.use_threads(threads)
+    checkpoint = cli.load_in_shape(options, shape)
     workload = Workload(encoded(TextCodec.load(checkpoint.path), drawn), temperature, requests, new_tokens)
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     circumstances = {"temperature": temperature, "shape": shape, "machine": machine_name(checkpoint.device)}
     circumstances["model"] = display_name(checkpoint.path)
-    with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
+    with cli.Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
             rows += [_row(plan, at_load[0]) | circumstances for plan in at_load]
-            write_rows(output, rows)
-    results().print(_table(rows))
+            cli.write_rows(output, rows)
+    cli.results().print(_table(rows))
 
 
 def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
@@ -81,7 +67,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    lines = table(
+    lines = cli.table(
         "concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", "range", plan="plan"
     )
     for row in rows:
@@ -92,4 +78,4 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 if __name__ == "__main__":
-    run(command)
+    cli.run(command)

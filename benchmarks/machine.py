@@ -50,7 +50,6 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def _bytes_per_s(device: torch.device) -> float:
-    """Bandwidth of reading, or of copying if that is more."""
     numbers = torch.ones(_BYTES.get(device.type, _BYTES_ELSEWHERE) // 4, device=device)
     copy = torch.empty_like(numbers)
     reading = numbers.nbytes / _fastest(numbers.sum, device)
@@ -58,14 +57,12 @@ def _bytes_per_s(device: torch.device) -> float:
 
 
 def _flops_per_s(side: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Rate of a product of square matrices."""
     matrix = torch.randn(side, side, device=device).to(dtype)
     return 2 * side**3 / _fastest(partial(torch.mm, matrix, matrix), device)
 
 
 @torch.inference_mode()
 def _fastest(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the wall. The first run warms up."""
     times = []
     for _ in range(_TURNS + 1):
         begin = time.perf_counter()

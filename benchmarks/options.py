@@ -1,29 +1,18 @@
 """What benchmarks share with the program: options, output, loading, and `run`. Only it imports `service.cli`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from service.cli import main
-from service.cli.options import (
-    AttentionOption,
-    ModelOptions,
-    OutputOption,
-    ThreadsOption,
-    use_threads,
-    with_fields,
-)
+from service.cli.options import AttentionOption, ModelOptions, OutputOption, ThreadsOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
+from service.demo import Problem, heldout_problems
 from service.errors import SettingsError
-
-if TYPE_CHECKING:
-    from service.demo import Problem
-    from service.model import Checkpoint
+from service.model import Checkpoint
 
 __all__ = [
     "AttentionOption",
@@ -48,8 +37,7 @@ SeveralOption = Annotated[list[int], typer.Option(min=1, help="Concurrent reques
 ShapeOption = Annotated[
     str | None,
     typer.Option(
-        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b, "
-        "llada2-mini): same answers, its cost."
+        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b): same answers, its cost."
     ),
 ]
 
@@ -69,8 +57,6 @@ def write_rows(output: Path | None, rows: Any) -> None:
 
 def heldout(count: int, seed: int) -> list[Problem]:
     """`count` of the demo's held-out problems. SettingsError, which names `problems`, if there are fewer."""
-    from service.demo import heldout_problems
-
     if count > (available := len(heldout_problems())):
         raise SettingsError(f"problems is {count}, allowed are 1 to {available}", param="problems")
     return heldout_problems(count, seed)

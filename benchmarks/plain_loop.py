@@ -1,8 +1,6 @@
 """The published way to decode SDAR, as a yardstick: transformers' Qwen3 or Qwen3-MoE, one request at a time.
 
-Static decoding with a DynamicCache: every denoising step is one forward over one block, the block's
-keys are cropped off again, and a finished block takes a forward of its own to be stored. Source:
-SDAR's `block_diffusion_generate`.
+Static decoding with a DynamicCache. Source: SDAR's `block_diffusion_generate`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from service.errors import CheckpointError
 from service.model import Checkpoint, published_weights
 
 #: family -> transformers' config and network
@@ -26,35 +23,21 @@ def plain_loop_of(checkpoint: Checkpoint) -> PlainLoop | None:
     return PlainLoop(checkpoint) if checkpoint.config.family in _MODELS else None
 
 
-def qwen3_of(checkpoint: Checkpoint) -> nn.Module:
-    """Transformers' network with the checkpoint's own weights, which are not copied.
-
-    CheckpointError where transformers has no network of the family.
-    """
-    raw = {key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3}
-    family = checkpoint.config.family
-    if family not in _MODELS:
-        families = ", ".join(_MODELS)
-        raise CheckpointError(f"transformers has no network for model_type {family!r}, only for {families}")
-    config_of, model_of = _MODELS[family]
-    config = config_of(**raw)
-    with torch.device("meta"):
-        model = model_of(config)
-    weights = published_weights(checkpoint.config, checkpoint.backbone, None, model.state_dict().keys())
-    if checkpoint.config.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model.load_state_dict(weights, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(checkpoint.device)  # no file has its buffer
-    network: nn.Module = model.eval()
-    return network
-
-
 class PlainLoop:
     """Decodes one request after another with transformers' network. Its weights are the checkpoint's own."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._model: nn.Module = qwen3_of(checkpoint)
         self._device, self._config = checkpoint.device, checkpoint.config
+        config_of, model_of = _MODELS[checkpoint.config.family]
+        config = config_of(**{key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3})
+        with torch.device("meta"):
+            model = model_of(config)
+        weights = published_weights(checkpoint.config, checkpoint.backbone, None, model.state_dict().keys())
+        if checkpoint.config.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        model.load_state_dict(weights, assign=True)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config).to(checkpoint.device)  # no file has its buffer
+        self._model: nn.Module = model.eval()
 
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:

@@ -14,23 +14,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from benchmarks import options as cli
 from benchmarks.machine import machine_name, measure_rates
-from benchmarks.options import (
-    AttentionOption,
-    Counter,
-    ModelOptions,
-    OutputOption,
-    SeveralOption,
-    ShapeOption,
-    ThreadsOption,
-    load_in_shape,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-    write_rows,
-)
 from benchmarks.steps import Platform, StepTime, step_times
 from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
 from service.decode.modes import Static
@@ -38,33 +23,31 @@ from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint
 from service.model.files import display_name
 
-_Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be given again.")]
 
-
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
-    shape: ShapeOption = None,
-    concurrency: SeveralOption = [1, 8, 32],  # noqa: B006
-    rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
+    options: cli.ModelOptions,
+    shape: cli.ShapeOption = None,
+    concurrency: cli.SeveralOption = [1, 8, 32],  # noqa: B006
+    rows: Annotated[list[int], typer.Option(min=1, help="Rows of a step; repeatable.")] = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
     prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
-    attention: AttentionOption = "auto",
-    threads: ThreadsOption = None,
-    output: OutputOption = None,
+    attention: cli.AttentionOption = "auto",
+    threads: cli.ThreadsOption = None,
+    output: cli.OutputOption = None,
 ) -> None:
     """Measures tokens per second beside a transformers loop, steps over their floor, and prefix cache savings."""
     from benchmarks.plain_loop import plain_loop_of
 
-    use_threads(threads)
-    checkpoint = load_in_shape(options, shape)
+    cli.use_threads(threads)
+    checkpoint = cli.load_in_shape(options, shape)
     workload = RandomWorkload(Static(), new_tokens=new_tokens)
     tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
     engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
-    with Counter(parts) as counter:
+    with cli.Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, plain_loop_of(checkpoint), workload, beside))
         del engine  # and its cache
@@ -77,7 +60,7 @@ def command(
             counter.next(f"the first block behind {time.prompt_tokens} tokens")
     measured = f"{rates.bytes_per_s / 1e9:,.0f} GB/s, {rates.flops_per_s / 1e9:,.0f} GFLOP/s"
     what = f"{machine_name(checkpoint.device)}: {measured} in {checkpoint.dtype}, measured"
-    results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
+    cli.results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
     content = {
         "machine": machine_name(checkpoint.device),
         "shape": shape,
@@ -87,11 +70,11 @@ def command(
         "steps": [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps],
         "prefix": [asdict(time) for time in prefix],
     }
-    write_rows(output, content)
+    cli.write_rows(output, content)
 
 
 def _speed_table(speed: list[SpeedRow]) -> Table:
-    rows = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
+    rows = cli.table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
     for row in speed:
         ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
         rows.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), ratio)
@@ -106,7 +89,7 @@ def _rate(tokens: float | None) -> str:
 
 
 def _step_table(steps: list[StepTime]) -> Table:
-    rows = table(
+    rows = cli.table(
         "rows", "context", "step ms", "floor ms", "step / floor", "bound by", "host ms", "backbone ms", "MRP ms"
     )
     for step in steps:
@@ -117,7 +100,7 @@ def _step_table(steps: list[StepTime]) -> Table:
 
 
 def _prefix_table(times: list[PrefixTime]) -> Table:
-    rows = table("prompt", "first block ms: no cache", "first time", "again")
+    rows = cli.table("prompt", "first block ms: no cache", "first time", "again")
     for time in times:
         rows.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
     return rows
@@ -163,4 +146,4 @@ def _first_block_ms(engine: Engine, request: GenerationRequest) -> float:
 
 
 if __name__ == "__main__":
-    run(command)
+    cli.run(command)

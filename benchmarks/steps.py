@@ -1,10 +1,7 @@
 """How long a step takes at a number of rows: the backbone's forward, MRP's forward, the host's work, and the floor.
 
-From these follow whether drafting pays: with V(r) the time of a forward over r rows relative to one row each for
-r requests, and m the time of an MRP forward, K drafts pay when tokens per forward > V(K+1) + K m.
-
-The host's work is the time of a step beside its forwards: scheduling, decisions of policies, bookkeeping of events. The
-engine's runner is wrapped in one that counts the time inside it.
+With V(r) the time of a forward over r rows relative to one row each for r requests, and m the time of an MRP forward, K
+drafts pay when tokens per forward > V(K+1) + K m. The host's work is the time of a step outside the engine's runner.
 """
 
 import statistics
@@ -66,7 +63,6 @@ class StepTime:
 
     @property
     def step(self) -> float:
-        """Forward and host."""
         return self.backbone + self.host
 
     @property
@@ -81,11 +77,13 @@ def step_times(
     """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
     size = checkpoint.config.block_size
     prefix = prefix_tokens // size
-    runner = _runner(checkpoint, prefix * max(counts), platform.attention)
+    most_pages = max(1, _MOST_KV // PagedCache.bytes_per_page(checkpoint.config, checkpoint.dtype))
+    pages = max(1, min(prefix * max(counts), most_pages))
+    runner = CheckpointRunner(checkpoint, num_pages=pages, execution=ExecutionConfig(platform.attention))
     state = Block((MASKED,) * size)
     for count in counts:
-        pages = [[(row * prefix + page) % runner.model.num_pages for page in range(prefix)] for row in range(count)]
-        rows = [Row(state, prefix, of_row, writes_kv=False, sampling=SamplingParams()) for of_row in pages]
+        tables = [[(row * prefix + page) % runner.model.num_pages for page in range(prefix)] for row in range(count)]
+        rows = [Row(state, prefix, of_row, writes_kv=False, sampling=SamplingParams()) for of_row in tables]
         readings = _run(runner, "backbone", rows)
         anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
         backbone = _median(partial(_run, runner, "backbone", rows), checkpoint, rounds)
@@ -101,17 +99,7 @@ def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Pre
     return runner.begin(network, rows)()
 
 
-def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> CheckpointRunner:
-    """With `pages` pages, or the most that fit."""
-    config = checkpoint.config
-    page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    return CheckpointRunner(
-        checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=ExecutionConfig(attention)
-    )
-
-
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:
-    """Milliseconds; the first run warms up and does not count."""
     times = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
@@ -133,7 +121,6 @@ class _TimedRunner:
         return getattr(self._runner, name)
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        """As `ModelRunner.begin`."""
         began = self._clock()
         predictions = self._runner.begin(network, rows)()
         self.seconds += self._clock() - began

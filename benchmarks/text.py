@@ -15,22 +15,11 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from benchmarks import options as cli
 from benchmarks.evaluate import default_variants, engines_for, parse_variant
 from benchmarks.evaluation import Score, evaluate
 from benchmarks.judges import Interval, LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import machine_name
-from benchmarks.options import (
-    Counter,
-    ModelOptions,
-    OutputOption,
-    ThreadsOption,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-    write_rows,
-)
 from service.engine import SamplingParams
 from service.errors import SettingsError
 from service.model.files import display_name
@@ -64,9 +53,9 @@ class Judgement:
     nats: list[float] | None
 
 
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
+    options: cli.ModelOptions,
     source: Annotated[
         Literal["library", "packages"],
         typer.Option(help="Files of Python's library that the demo's training leaves out, or installed packages."),
@@ -80,19 +69,19 @@ def command(
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the choice of passages and of sampling.")] = 0,
-    threads: ThreadsOption = None,
-    output: OutputOption = None,
+    threads: cli.ThreadsOption = None,
+    output: cli.OutputOption = None,
 ) -> None:
     """Measures tokens per forward and the quality of continuations of Python code, for every mode."""
     variants = [parse_variant(words) for words in plan or ()]
     drawn = draw(passages, seed, library_files(heldout=True) if source == "library" else package_files())
-    use_threads(threads)
+    cli.use_threads(threads)
     checkpoint = options.load()
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
     codec, likelihood = TextCodec.load(checkpoint.path), LikelihoodJudge(judge) if judge else None
     tasks = [PromptTask(tuple(codec.encode(passage.prompt)), lambda _: False) for passage in drawn]
     engines, sampling = engines_for(variants, checkpoint, options.loading), SamplingParams(temperature, seed=seed)
-    with Counter(len(tasks) * len(variants)) as counter:
+    with cli.Counter(len(tasks) * len(variants)) as counter:
         for latest in evaluate(engines, tasks, variants, sampling, (max_new_tokens, together)):
             scores = latest
             counter.reach(sum(len(score.completions) for score in scores), "continuations")
@@ -105,8 +94,8 @@ def command(
     content: dict[str, Any] = {"source": source, "passages": passages, "seed": seed, "temperature": temperature}
     content |= {"max_new_tokens": max_new_tokens, "judge": judge.name if judge else None}
     content |= {"machine": machine_name(checkpoint.device), "model": display_name(checkpoint.path), "rows": rows}
-    write_rows(output, content)
-    results().print(_table(rows))
+    cli.write_rows(output, content)
+    cli.results().print(_table(rows))
 
 
 def package_files() -> Iterator[str]:
@@ -126,7 +115,6 @@ def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
 
 
 def _passages(text: str) -> Iterator[Passage]:
-    """A passage for each function and class of a source text. Its prompt ends with a line."""
     try:
         statements = ast.parse(text).body
     except SyntaxError:
@@ -168,7 +156,7 @@ def _row(score: Score | None, judgement: Judgement, first: Judgement) -> dict[st
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    lines = table(
+    lines = cli.table(
         "mode", "engine", "tokens/forward", "tokens/CPU s", "valid", "difference", "nats/character", "difference",
         "distinct bigrams", "difference", plan="mode",
     )  # fmt: skip
@@ -190,4 +178,4 @@ def _difference(interval: Interval | None) -> str:
 
 
 if __name__ == "__main__":
-    run(command)
+    cli.run(command)

@@ -1,14 +1,8 @@
 """Tokens per second at several loads: the engine beside the plain loop, and plans of the engine beside each other.
 
-Rounds are interleaved and ratios are of one round, because machines are shared.
-
-The plain loop serves one request at a time, so its rate does not depend on the load. In every round it decodes a
-sample of the same requests.
-
-Of plans beside each other every plan has an engine of its own. All have one cache and know the same costs of forwards.
-A round decodes two requests for each that runs at once, so it ends with fewer. The clock is the CPU time of this
-thread, which with one torch thread is the forwards' and the policies' own; beside it the wall's. Knows no files and no
-command line.
+Rounds are interleaved and ratios are of one round, because machines are shared. The plain loop serves one request at a
+time, so its rate does not depend on the load; it decodes a sample of the same requests. Of plans, each has an engine of
+its own, and all know the same costs of forwards. The clock is the CPU time of this thread, beside it the wall's.
 """
 
 from __future__ import annotations
@@ -174,7 +168,6 @@ class PlanAtLoad:
 
     @property
     def milliseconds_per_token(self) -> float:
-        """Median, CPU time."""
         return statistics.median(1e3 * sample.cpu_s / sample.tokens for sample in self.samples)
 
     def times_faster(self, static: PlanAtLoad) -> tuple[float, float]:

@@ -1,12 +1,9 @@
 """`python -m loadtest.capacity`: the highest rate of random arrivals at which a service meets its objective.
 
 The objective limits p95 of the time to first block, p95 of the time between blocks, and the share of lost requests.
-The rate is found by bisection between a rate that meets the objective and one that does not. A longer run confirms the
-result. Probes are random and machines are shared; `--repeats 3` decides by majority.
-
-Each probe also has its goodput: answers per second, and their tokens, whose first block and every further block came
-within the goal. The goal is the objective's limits unless `--good-first-block-ms` and `--good-gap-ms` say otherwise. It
-is for each request, not for p95.
+The rate is found by bisection, and confirmed by a longer run. Probes are random and machines are shared; `--repeats 3`
+decides by majority. Each probe also has its goodput: answers per second, and their tokens, whose first block and every
+further one came within the goal: the objective's limits, or `--good-first-block-ms` and `--good-gap-ms`.
 """
 
 import argparse
@@ -34,13 +31,10 @@ _WARM_S = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the objective."""
-
     first_block_p95_ms: float
     gap_p95_ms: float
 
     def broken(self, point: Point) -> str:
-        """Why a point does not meet the limits. Empty if it does."""
         lost = point.failed + point.unfinished
         if lost > _MOST_LOST * point.requests:
             return f"{lost} of {point.requests} requests lost"
@@ -69,7 +63,6 @@ async def highest(holds: Callable[[float], Awaitable[bool]], first: float, toler
 
 
 async def confirmed(holds: Callable[[float], Awaitable[bool]], rate: float, tolerance: float) -> float:
-    """`rate`, or the next lower one in steps of the tolerance, for which a longer run holds, too."""
     for _ in range(_MOST_STEPS):
         if rate <= 0 or await holds(rate):
             return rate
@@ -89,7 +82,6 @@ class Probe:
     tried: list[Point]
 
     async def run(self, rate: float, seconds: float) -> bool:
-        """Whether the rate meets the limits in most of the repeats."""
         held = 0
         for number in range(self.repeats):
             name = f"{self.like.name}-{len(self.tried)}"
@@ -197,7 +189,6 @@ def table(rows: Sequence[dict[str, Any]], goal: Slo) -> str:
 
 
 def conclude(arguments: argparse.Namespace, probe: Probe, rate: float) -> int:
-    """Prints and writes the result. Exit status 1 if no rate meets the limits."""
     picture, limits = arguments.out / "capacity.png", probe.limits
     draw(probe.tried, (limits.first_block_p95_ms, limits.gap_p95_ms), rate, picture)
     last, rows = probe.tried[-1], [row_of(point, limits.broken(point)) for point in probe.tried]
@@ -219,7 +210,6 @@ def conclude(arguments: argparse.Namespace, probe: Probe, rate: float) -> int:
 
 
 def main() -> int:
-    """The program. A wrong option is one line."""
     try:
         return asyncio.run(run(parse()))
     except ValueError as error:

@@ -5,7 +5,6 @@ It uses only the program's name, its routes and the names of its processes.
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import random
@@ -14,9 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ class Running:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """The options of every script."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--url", help="a running service; it and its replicas must be on this machine")
     parser.add_argument("--flags", default="", help="further flags of `mrp-serve serve`, in one text")
@@ -65,7 +63,6 @@ def options(description: str) -> argparse.ArgumentParser:
 async def service(
     arguments: argparse.Namespace, *flags: object, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Running]:
-    """The service of `--url`, or a new one that is stopped at the end. `environment`: variables for the new one."""
     if arguments.url:
         yield Running(arguments.url.rstrip("/"), _listener(arguments.url))
         return
@@ -93,7 +90,6 @@ async def ready(
     timeout_s: float = _START_S,
     process: subprocess.Popen[bytes] | None = None,
 ) -> float:
-    """Waits until `replicas` replicas can generate, or `process` has ended. Returns the seconds of the wait."""
     began = time.monotonic()
     while time.monotonic() - began < timeout_s:
         if process and process.poll() is not None:
@@ -109,7 +105,6 @@ async def ready(
 
 
 def free_port() -> int:
-    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -141,7 +136,6 @@ def memory_mib(process: int) -> float:
 
 
 def memory(running: Running) -> dict[str, float]:
-    """Resident MiB of the processes that requests pass through."""
     names = ("Generator", ENGINE, "Ingress", "ProxyActor")
     return {
         f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
@@ -172,27 +166,7 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
 # --- requests --------------------------------------------------------------------------------------
 
 
-@dataclass
-class Outcome:
-    """The outcome of a request. `gaps`: seconds before each block. `status` 0: the connection broke."""
-
-    status: int
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    error: str = ""
-    finish: str = ""
-    total_s: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    retry_after: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the request got a whole answer."""
-        return self.status == 200 and not self.error
-
-
 def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    """Request bodies in all modes, greedy and sampled, with fixed seeds. Every second one streams."""
     draw = random.Random(seed)
     return [
         {
@@ -209,49 +183,45 @@ def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list
 
 
 def demo_prompts() -> list[str]:
-    """The demo's held-out problems."""
     from service.demo import heldout_problems
 
     return [problem.prompt for problem in heldout_problems()]
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    """Sends one request and reads the whole answer, streamed or not."""
-    began = time.monotonic()
-    route = Route(GENERATE, bool(body.get("stream")), openai=False)
-    observation = Observation(route, body.get("mode", ""), began, began)
-    parser = reader(observation)
+async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Observation:
+    """Sends one request and reads the whole answer, streamed or not. `status` 0: the connection broke."""
+    seen = observation_of(body)
     try:
         async with client.stream("POST", GENERATE, json=body) as response:
-            observation.status = response.status_code
-            if response.status_code == 200 and route.stream:
-                async for line in response.aiter_lines():
-                    parser.line(line.encode(), time.monotonic())
-                parser.end(time.monotonic())
-            elif response.status_code == 200:
-                parser.whole(await response.aread(), time.monotonic())
-            else:
-                parser.refused(await response.aread(), response.headers.get("retry-after"), time.monotonic())
+            await receive(seen, response.status_code, response.headers, response.aiter_lines(), response.aread)
     except httpx.TransportError as error:
-        return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
-    return outcome_of(observation, began)
+        seen.lost(error, time.monotonic())
+    return seen
 
 
-def outcome_of(observation: Observation, began: float) -> Outcome:
-    """The outcome of a request that was sent at `began` and has ended now."""
-    ended = [observation.ended] if observation.route.stream else []
-    frames = [began, *(at for at, _ in observation.blocks), *ended]
-    gaps = [after - before for before, after in itertools.pairwise(frames)]
-    return Outcome(
-        observation.status,
-        observation.token_ids,
-        observation.text,
-        observation.error,
-        observation.finish,
-        time.monotonic() - began,
-        gaps,
-        observation.retry_after,
-    )
+def observation_of(body: dict[str, Any]) -> Observation:
+    """The observation of a request that is sent now."""
+    began = time.monotonic()
+    return Observation(Route(GENERATE, bool(body.get("stream")), openai=False), body.get("mode", ""), began, began)
+
+
+async def receive(
+    seen: Observation,
+    status: int,
+    headers: Mapping[str, str],
+    lines: AsyncIterator[str | bytes],
+    whole: Callable[[], Awaitable[bytes]],
+) -> None:
+    """Reads an answer into its observation, by the lines of a stream or as a whole."""
+    parser, seen.status = reader(seen), status
+    if status == 200 and seen.route.stream:
+        async for line in lines:
+            parser.line(line.encode() if isinstance(line, str) else line, time.monotonic())
+        parser.end(time.monotonic())
+    elif status == 200:
+        parser.whole(await whole(), time.monotonic())
+    else:
+        parser.refused(await whole(), headers.get("retry-after"), time.monotonic())
 
 
 # --- reports ---------------------------------------------------------------------------------------

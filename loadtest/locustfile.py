@@ -42,7 +42,6 @@ class Levels(LoadTestShape):
         self._stage = -1
 
     def reset_time(self) -> None:
-        """Begins a new run."""
         super().reset_time()
         self._stage = -1
 

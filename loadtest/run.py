@@ -53,7 +53,6 @@ async def served_modes(url: str, api_key: str) -> set[str] | None:
 
 
 async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, only: str) -> list[Point]:
-    """Makes all runs that the service can serve, one after the other. Prints a line for each level."""
     measured: list[Point] = []
     for planned in scenario.runs:
         if only and planned.name not in only.split(","):
@@ -61,10 +60,12 @@ async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, on
         if modes is not None and (missing := planned.needs - modes):
             say(f"{planned.name}: left out, the service has no mode {', '.join(sorted(missing))}")
             continue
-        current = _scaled(planned, measured)
-        if current is None:
+        current, best = planned, max((p.requests_per_s for p in measured if p.run == planned.of), default=0.0)
+        if planned.of and not best:
             say(f"{planned.name}: left out, {planned.of} was not run")
             continue
+        if planned.of:  # its levels are multiples of the highest rate of another run
+            current = planned.scaled(best)
         record = await driver.drive(current)
         levels = points(current, record.rows, record.samples, scenario.slo, scenario.warm_s)
         say("\n".join(line(point) for point in levels if not point.part))
@@ -72,16 +73,7 @@ async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, on
     return measured
 
 
-def _scaled(planned: Run, measured: Sequence[Point]) -> Run | None:
-    """The run with its levels as multiples of the highest rate of another run."""
-    if not planned.of:
-        return planned
-    best = max((point.requests_per_s for point in measured if point.run == planned.of), default=0.0)
-    return planned.scaled(best) if best else None
-
-
 def line(point: Point) -> str:
-    """The text line of one level."""
     unit = "users     " if point.loop == "closed" else "requests/s"
     first = "-" if point.first_block_p95_ms is None else f"{point.first_block_p95_ms:.0f} ms"
     gap = "-" if point.gap_p95_ms is None else f"{point.gap_p95_ms:.0f} ms"
@@ -94,7 +86,6 @@ def line(point: Point) -> str:
 
 
 def save(measured: Sequence[Point], folder: Path) -> None:
-    """Points as CSV and JSON."""
     (folder / "points.json").write_text(json.dumps([asdict(point) for point in measured], indent=1), encoding="utf-8")
     with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Point)])
@@ -103,10 +94,7 @@ def save(measured: Sequence[Point], folder: Path) -> None:
 
 
 def draw(scenario: Scenario, measured: Sequence[Point], folder: Path) -> None:
-    """The pictures for which there are points."""
-
     def of(choose: Callable[[Run], bool]) -> dict[str, list[Point]]:
-        """The points over all modes of each chosen run that was made."""
         names = [run.name for run in scenario.runs if choose(run)]
         groups = {name: [point for point in measured if point.run == name and not point.part] for name in names}
         return {name: group for name, group in groups.items() if group}
@@ -123,7 +111,6 @@ def draw(scenario: Scenario, measured: Sequence[Point], folder: Path) -> None:
 
 
 def main() -> None:
-    """The program. A wrong option is one line."""
     try:
         asyncio.run(run(parse()))
     except ValueError as error:

@@ -55,7 +55,6 @@ def growth(samples: Sequence[Memory]) -> dict[str, float]:
 
 
 def slices(run: Run, window: Window, requests: Sequence[Request], count: int) -> list[Point]:
-    """The points of `count` equal parts of the window."""
     seconds = window.seconds / count
     parts = [
         replace(window, since=window.since + number * seconds, until=window.since + (number + 1) * seconds)
@@ -65,7 +64,6 @@ def slices(run: Run, window: Window, requests: Sequence[Request], count: int) ->
 
 
 def drift(quarters: Sequence[Point]) -> dict[str, float]:
-    """The change of times and throughput from the first quarter to the last, as a share."""
     measures = ("first_block_p50_ms", "gap_p50_ms", "total_p50_ms", "tokens_per_s")
     pairs = {name: (getattr(quarters[0], name), getattr(quarters[-1], name)) for name in measures}
     return {name: last / first - 1 for name, (first, last) in pairs.items() if first and last}
@@ -92,7 +90,6 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Memory]) -> int:
-    """Checks the limits, prints the result and draws the picture."""
     requests = [row for row in record.rows if isinstance(row, Request)]
     [window] = windows(record.run, record.rows, warm_s=30.0)
     [whole] = slices(record.run, window, requests, 1)

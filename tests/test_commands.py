@@ -25,7 +25,7 @@ GPU_OPTIONS = gpu._parser().format_help().split()
 #: what the lab measured with and what only commit `adafd61` has; its pages may name it
 LAB = ROOT / "dev" / "lab"
 OF_THE_TAG = ("ramp", "determinism", *(f"loadtest.{name}" for name in ("comparison", "fleet", "routing", "settings")))
-OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables", "serve --torch-threads")
+OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables", "serve --torch-threads", "host --seconds")
 
 
 def commands(page: Path) -> Iterator[str]:

@@ -81,7 +81,6 @@ def _backends(device: torch.device) -> list[EngineConfig]:
 
 
 def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[int, int]:
-    """Each case alone, then all in one batch."""
     engine = Engine(load_checkpoint(folder, LoadOptions(torch.float32, str(device))), config)
     cases = json.loads((folder / "expected.json").read_text("utf-8"))
     requests = [

@@ -52,7 +52,6 @@ def _peers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None
 
 
 def _engine(rows: Rows, shape: str, options: LoadOptions, extent: Extent, folder: Path | None) -> None:
-    """Leaves the weights in `folder`, if there is one. The first round warms up."""
     checkpoint = random_checkpoint({**_RAW, **asdict(GPU_SHAPES[shape])}, options)
     workload = RandomWorkload(Static(), (_PROMPT_TOKENS, _PROMPT_TOKENS), extent.new_tokens)
     for count in extent.concurrency:

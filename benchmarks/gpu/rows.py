@@ -57,11 +57,9 @@ class Rows:
 
     @property
     def seconds_left(self) -> float:
-        """0 if the time is over."""
         return max(0.0, self._seconds - (time.monotonic() - self._began))
 
     def write(self, what: str, **values: Any) -> None:
-        """One row, on the terminal, too."""
         row = {"what": what, "machine": self._machine, "at_s": round(time.monotonic() - self._began, 1), **values}
         line = json.dumps(row)
         self._file.write(line + "\n")

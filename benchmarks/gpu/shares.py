@@ -60,7 +60,6 @@ def _started(
 
 
 def _passed_on(rows: Rows, pipe: Connection, share: _Share) -> bool:
-    """Writes the row that a process has sent. Whether others may follow."""
     try:
         name, row = pipe.recv()
     except EOFError:

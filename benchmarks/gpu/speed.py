@@ -72,7 +72,6 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
 
 
 def _forms_of_steps(extent: Extent) -> Iterator[tuple[str, int, str | None]]:
-    """Shape, block size and 8-bit scheme."""
     first, *further = extent.shapes
     yield from ((first, block_size, None) for block_size in BLOCK_SIZES)
     yield from ((first, BLOCK_SIZES[0], form) for form in QUANT_SCHEMES)

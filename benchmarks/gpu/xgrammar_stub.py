@@ -11,7 +11,6 @@ class TokenizerInfo:
 
     @classmethod
     def from_huggingface(cls, *_: Any, **__: Any) -> Self:
-        """Knows nothing of the tokenizer."""
         return cls()
 
 

@@ -14,18 +14,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.options import (
-    Counter,
-    ModelOptions,
-    ThreadsOption,
-    notes,
-    results,
-    run,
-    table,
-    use_threads,
-    with_fields,
-)
-from benchmarks.paper.decoders import Decoder, EngineDecoder, ServiceDecoder
+from benchmarks import options as cli
+from benchmarks.paper.decoders import EngineDecoder
 from benchmarks.paper.published import BLOCK_SIZE
 from benchmarks.paper.records import Chunk, Record, Records
 from benchmarks.paper.report import COLUMNS, Result, results_of, titles, write_plots, write_tables
@@ -36,15 +26,13 @@ from benchmarks.paper.tasks import Problem, Task, tasks_named
 _CHUNK = 4
 
 
-@with_fields("options", ModelOptions)
+@cli.with_fields("options", cli.ModelOptions)
 def command(
-    options: ModelOptions,
+    options: cli.ModelOptions,
     tasks: Annotated[str, typer.Option(help="Comma-separated.")] = "gsm8k,math500,humaneval,mbpp",
     limit: Annotated[
         int | None, typer.Option(min=1, help="Problems of each task, the first ones. Default: all.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="A running service that decodes, instead of --model.")] = None,
-    api_key: Annotated[str, typer.Option(envvar="MRP_API_KEY", help="Key of that service.")] = "",
     run_code: Annotated[
         bool,
         typer.Option("--run-code", help="Runs code of answers in a sandbox. Without it such tasks have no accuracy."),
@@ -59,7 +47,7 @@ def command(
     data: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Folder with TASK.jsonl, read instead of the hub.")
     ] = None,
-    threads: ThreadsOption = None,
+    threads: cli.ThreadsOption = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the result.")] = Path("paper"),
 ) -> None:
     """Measures accuracy, tokens per forward and tokens a second of the paper's rows and of ours."""
@@ -67,10 +55,10 @@ def command(
         task: task.problems(limit, data, run_code=run_code)
         for task in tasks_named([name for name in tasks.split(",") if name])
     }
-    use_threads(threads)
-    decoders = [ServiceDecoder(url, max_new_tokens, api_key)] if url else _engines(options, max_new_tokens)
+    cli.use_threads(threads)
+    decoders = _engines(options, max_new_tokens)
     model = decoders[0].model
-    about = {"model": model, "by": url or "in process", "limit": limit, "max_new_tokens": max_new_tokens}
+    about = {"model": model, "limit": limit, "max_new_tokens": max_new_tokens}
     about |= {"run_code": run_code, "machine": platform.processor() or platform.machine(), "threads": threads}
     about |= decoders[0].loading
     out.mkdir(parents=True, exist_ok=True)
@@ -87,20 +75,20 @@ def command(
     write_plots(out, made)
     _print(made, out)
     if not is_complete:
-        notes().print("interrupted; run the same command again to resume")
+        cli.notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130)
 
 
-def _engines(options: ModelOptions, max_new_tokens: int) -> list[Decoder]:
+def _engines(options: cli.ModelOptions, max_new_tokens: int) -> list[EngineDecoder]:
     """Engines with the checkpoint's block size, or the operator's, and with the paper's."""
-    decoders: list[Decoder] = [EngineDecoder(options, None, max_new_tokens)]
+    decoders = [EngineDecoder(options, None, max_new_tokens)]
     if options.block_size is None and decoders[0].block_size != BLOCK_SIZE:
         decoders.append(EngineDecoder(options, BLOCK_SIZE, max_new_tokens))
     return decoders
 
 
 def _chunks(
-    decoder: Decoder, problems: Mapping[Task, Sequence[Problem]], names: Sequence[str], together: Sequence[int]
+    decoder: EngineDecoder, problems: Mapping[Task, Sequence[Problem]], names: Sequence[str], together: Sequence[int]
 ) -> list[tuple[Chunk, Row]]:
     """All chunks of a decoder. The rows of one chunk of problems follow each other."""
     rows = rows_for(names, has_mrp=decoder.has_mrp, block_size=decoder.block_size)
@@ -114,7 +102,7 @@ def _chunks(
 
 
 def _measure(
-    plan: Mapping[Decoder, Sequence[tuple[Chunk, Row]]],
+    plan: Mapping[EngineDecoder, Sequence[tuple[Chunk, Row]]],
     problems: Mapping[Task, Sequence[Problem]],
     records: Records,
     report: Callable[[], None],
@@ -127,7 +115,7 @@ def _measure(
     total = sum(map(len, plan.values()))
     missing = {decoder: [job for job in chunks if job[0] not in records.by_chunk] for decoder, chunks in plan.items()}
     try:
-        with Counter(total, total - sum(map(len, missing.values()))) as counter:
+        with cli.Counter(total, total - sum(map(len, missing.values()))) as counter:
             for decoder, jobs in missing.items():
                 for (*_, start), rows in groupby(jobs, lambda job: job[0]._replace(row="")):
                     for chunk, row in rows:
@@ -141,7 +129,7 @@ def _measure(
     return True
 
 
-def _decoded(decoder: Decoder, chunk: Chunk, row: Row, problems: Sequence[Problem]) -> Record:
+def _decoded(decoder: EngineDecoder, chunk: Chunk, row: Row, problems: Sequence[Problem]) -> Record:
     answers, seconds = decoder.decode([problem.prompt for problem in problems], row, chunk.together)
     right = [_is_right(problem, answer.text) for problem, answer in zip(problems, answers, strict=True)]
     return Record(chunk, answers, right, seconds)
@@ -155,12 +143,12 @@ def _is_right(problem: Problem, text: str) -> bool | None:
 
 def _print(made: Sequence[Result], out: Path) -> None:
     for title, rows in titles(made):
-        lines = table(*COLUMNS, plan="row")
+        lines = cli.table(*COLUMNS, plan="row")
         for result in rows:
             lines.add_row(*result.cells)
-        results().print(f"\n{title}", lines, sep="\n")
-    results().print(f"written: {out}/paper.json, paper.md and plots", soft_wrap=True)
+        cli.results().print(f"\n{title}", lines, sep="\n")
+    cli.results().print(f"written: {out}/paper.json, paper.md and plots", soft_wrap=True)
 
 
 if __name__ == "__main__":
-    run(command, "benchmarks.paper")
+    cli.run(command, "benchmarks.paper")

@@ -45,7 +45,6 @@ class Records:
             path.write_text(self._first + "\n", encoding="utf-8")
 
     def add(self, record: Record) -> None:
-        """Keeps a record."""
         self.by_chunk[record.chunk] = record
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(record)) + "\n")

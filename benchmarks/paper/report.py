@@ -46,7 +46,6 @@ class Result:
 
     @property
     def cells(self) -> list[str]:
-        """The cells of a table's row."""
         interval = "" if self.accuracy is None else f" [{self.accuracy_low:.3f}, {self.accuracy_high:.3f}]"
         accuracy = "not run" if self.accuracy is None else f"{self.accuracy:.3f}{interval}"
         away = "" if self.speedup_high is None else f" ±{self.speedup_high - self.speedup:.2f}"

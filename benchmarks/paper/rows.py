@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from service.decode.mode import DecodingMode
 from service.errors import InvalidRequest
 from service.quality.calibration.pareto import is_lossless
 from service.quality.calibration.plans import parse_plan
-from service.quality.schema import knobs_of
 
 _THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 _PUBLISHED = (
@@ -39,11 +37,6 @@ class Row:
     def is_lossless(self) -> bool:
         """Whether its answers are static's."""
         return self.name != "static" and is_lossless(self.mode)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of a request."""
-        return {"mode": self.mode.name, **knobs_of(self.mode)}
 
 
 def rows_for(names: Sequence[str], *, has_mrp: bool, block_size: int) -> list[Row]:

@@ -36,7 +36,6 @@ class Moment:
 
     @property
     def fixed(self) -> int:
-        """The number of fixed positions of the answer."""
         return sum(cell.state in {"new", "old"} for block in self.blocks for cell in block)
 
 
@@ -57,7 +56,6 @@ class Answer:
 
     @property
     def forwards(self) -> int:
-        """The number of backbone forwards."""
         return sum(step.kind in _BACKBONE for steps in self.blocks for step in steps)
 
 
@@ -102,20 +100,17 @@ class _Film:
             yield self.now()
 
     def _settle(self) -> None:
-        """Marks the new cells as old."""
         self._blocks = [
             [replace(cell, state="old") if cell.state == "new" else cell for cell in block] for block in self._blocks
         ]
 
     def _unmask(self, index: int, step: Step) -> None:
-        """Removes the drafts and the tokens that the step masks again."""
         block = self._blocks[index]
         for position, cell in enumerate(block):
             if cell.state == "draft" or position in step.remasked:
                 block[position] = Cell(when=cell.when)
 
     def _write(self, index: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
-        """Writes tokens into cells. `proposed`: who proposed the first picks, and their number."""
         block = self._blocks[index]
         for rank, (position, token, *_) in enumerate(picks):
             if index * len(block) + position >= self._end:

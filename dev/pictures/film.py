@@ -55,7 +55,6 @@ def draw_still(answer: Answer, text_of: Callable[[int], str], path: Path) -> Non
 
 
 def _coloured(cell: Cell) -> Cell:
-    """The cell as drawn in a still, which colours every token by its source."""
     return Cell("new", cell.text, cell.source, cell.when) if cell.state == "old" else cell
 
 
@@ -109,7 +108,6 @@ def _legend(pen: ImageDraw.ImageDraw, top: int) -> None:
 
 
 def _cell(pen: ImageDraw.ImageDraw, at: tuple[int, int], cell: Cell, *, numbered: bool = False) -> None:
-    """One position. `at`: its column, and the pixel of its upper edge."""
     left, top = _EDGE + at[0], at[1]
     fill, line, ink = _looks(cell)
     pen.rectangle((left, top, left + _CELL_WIDTH - 1, top + _CELL_HEIGHT - 1), fill=fill, outline=line, width=1)
@@ -122,7 +120,6 @@ def _cell(pen: ImageDraw.ImageDraw, at: tuple[int, int], cell: Cell, *, numbered
 
 
 def _looks(cell: Cell) -> tuple[str, str, str]:
-    """Colours of the ground, the line around it and the text."""
     if cell.state == "new":
         colour = STATES[cell.source].light
         return colour, colour, _PAPER

@@ -84,7 +84,6 @@ class _View:
 
 
 def _views(file: QualityFile) -> list[_View]:
-    """A panel for every load, then one for the forwards."""
     unit = "tokens a second of CPU time, one thread" if file.measured.clock == "cpu" else "tokens a second"
     loads = [_of_load(file, load, unit) for load in file.measured.concurrency]
     forwards = {row.plan.name: row.tokens_per_forward for row in file.rows}
@@ -197,7 +196,6 @@ def _kind(row: PlanResult) -> tuple[Any, ...]:
 
 
 def _varied(row: PlanResult, curve: Sequence[PlanResult]) -> str:
-    """The values of the knobs that change along a curve."""
     knobs = row.plan.knobs
     return ", ".join(str(knobs[name]) for name in knobs if len({str(each.plan.knobs[name]) for each in curve}) > 1)
 

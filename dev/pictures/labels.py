@@ -77,11 +77,9 @@ class _Ground:
         self.boxes = [*_marks(axes), *(text.get_window_extent(renderer) for text in axes.texts)]
 
     def shows(self, point: Any) -> bool:
-        """Whether a point is inside the axes."""
         return bool(self._bounds.contains(*point))
 
     def cost(self, box: Bbox) -> int:
-        """The cost of a place for a label."""
         inside = self.shows(box.min) and self.shows(box.max)
         covered = sum(bool(box.overlaps(other)) for other in self.boxes)
         crossed = sum(bool(path.intersects_bbox(box, filled=False)) for path in self._paths)

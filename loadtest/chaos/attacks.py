@@ -3,12 +3,9 @@
     python -m loadtest.chaos.attacks --only wrong_bodies > attacks.jsonl
 
 The honest client has a key of its own and sends a short request every half second, first alone, then beside each
-attack of `hostile.py`. An attack passes if the honest client's median is at most twice the quiet one, all its
-requests are answered, no process was lost, each has its memory back a few seconds later, and not many more
-replicas are wanted. Prints a line of JSON for each attack. Run it as root: then full disks are file systems of its own.
-
-The first streams make the ingress grow once, by 72 to 84 MiB, hostile or not. So 100 streams of the honest client, all
-read to their end, come before the first measurement.
+attack of `hostile.py`. `wrong` states what an attack may not do. Prints a line of JSON for each attack. Run it as root:
+then full disks are file systems of its own. The first streams make the ingress grow once, by 72 to 84 MiB, hostile or
+not. So 100 streams of the honest client, all read to their end, come before the first measurement.
 """
 
 import argparse
@@ -71,7 +68,6 @@ class HonestClient:
     unanswered: int = 0
 
     async def ask(self, body: dict[str, Any] = _BODY) -> None:
-        """One request, whose answer is read to its end."""
         began = time.monotonic()
         try:
             headers = {"authorization": "Bearer bob"}
@@ -83,7 +79,6 @@ class HonestClient:
         self.seconds.append(time.monotonic() - began)
 
     async def for_seconds(self, seconds: float) -> None:
-        """Asks every half second, whether answers come or not, and waits for the last answer."""
         tasks, ends = [], time.monotonic() + seconds
         while time.monotonic() < ends:
             tasks.append(asyncio.create_task(self.ask()))
@@ -92,7 +87,6 @@ class HonestClient:
 
 
 async def watch(url: str, seconds: float) -> HonestClient:
-    """What the honest client sees for some seconds."""
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
         client = HonestClient(session, url)
@@ -114,7 +108,6 @@ async def warm_up(url: str) -> None:
 
 
 def _attack(name: str, target: Target, result: Connection) -> None:
-    """What the hostile client's process runs."""
     ends: Counter[str] = Counter()
 
     async def attack() -> None:
@@ -127,7 +120,6 @@ def _attack(name: str, target: Target, result: Connection) -> None:
 
 
 async def beside(name: str, target: Target, url: str) -> tuple[HonestClient, dict[str, int]]:
-    """What the honest client sees beside an attack, and how the hostile client's requests ended."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_attack, args=(name, target, theirs))
@@ -140,13 +132,11 @@ async def beside(name: str, target: Target, url: str) -> tuple[HonestClient, dic
 
 
 def sizes(running: Running) -> dict[str, tuple[list[int], float]]:
-    """The processes of each part of the service, and their memory together in MiB."""
     parts = {part: processes(running, title) for part, title in _PARTS.items()}
     return {part: (ids, sum(map(memory_mib, ids))) for part, ids in parts.items()}
 
 
 async def measure(name: str, running: Running, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One attack: the result's row."""
     quiet, before, wanted = await watch(running.url, arguments.quiet_s), sizes(running), await replicas(running.url)
     url = httpx.URL(running.url)
     target = Target(url.host, url.port or 80, before["ingress"][0][0], folder, arguments.seconds)
@@ -170,7 +160,6 @@ async def measure(name: str, running: Running, folder: Path, arguments: argparse
 
 
 async def replicas(url: str) -> float:
-    """How many replicas the autoscaler is told to want."""
     async with httpx.AsyncClient(base_url=url) as client:
         return round((await metrics(client)).get("replicas_wanted", 0.0), 1)
 
@@ -186,7 +175,6 @@ async def recovered(url: str, limit_s: float = 120) -> float | None:
 
 
 def wrong(row: dict[str, Any]) -> list[str]:
-    """The invariants that do not hold."""
     ratio, more = row["attacked_p50_s"] / row["quiet_p50_s"], row["replicas_wanted"][1] - row["replicas_wanted"][0]
     checks = {
         f"median {ratio:.1f} times": ratio > 2,
@@ -223,7 +211,6 @@ def _run(*command: str) -> None:
 
 
 def keys(folder: Path) -> Path:
-    """A file with the keys alice, bob and limited."""
     limits = {"alice": "", "bob": "", "limited": ", requests_per_minute: 600, tokens_per_minute: 6000"}
     path = folder / "keys.yaml"
     lines = [f"- {{name: {k}, sha256: {hashlib.sha256(k.encode()).hexdigest()}{limit}}}" for k, limit in limits.items()]
@@ -249,7 +236,6 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
-    """Runs the script and returns its exit status."""
     with file_systems() as folder:
         return asyncio.run(run(parse(), folder))
 

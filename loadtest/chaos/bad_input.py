@@ -53,7 +53,6 @@ def parse() -> argparse.Namespace:
 
 
 def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, bytes]:
-    """The method, path and body of a bad request."""
     plain = {name: good[name] for name in ("messages", "seed")}
     if draw.random() < 0.5:
         return "POST", GENERATE, json.dumps({**plain, **draw.choice(BAD_FIELDS)}).encode()
@@ -85,7 +84,6 @@ def fault(response: httpx.Response) -> str:
 async def disturb(
     client: httpx.AsyncClient, good: list[dict[str, Any]], seed: int, until: float, seen: Counter[str]
 ) -> None:
-    """A client that sends only bad requests."""
     draw = random.Random(seed)
     while time.monotonic() < until:
         method, path, body = bad_request(draw, draw.choice(good))

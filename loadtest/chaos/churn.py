@@ -15,22 +15,10 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.harness import (
-    GENERATE,
-    Outcome,
-    ask,
-    demo_prompts,
-    memory,
-    metrics,
-    options,
-    report,
-    requests,
-    say,
-    service,
-)
+from loadtest.generator.protocol import Observation
+from loadtest.harness import GENERATE, ask, demo_prompts, memory, metrics, options, report, requests, say, service
 
 KINDS = ("stays", "leaves unary", "leaves before first block", "leaves mid-stream", "times out")
-WEIGHTS = (2, 2, 2, 2, 2)
 _ENDED = "mrp_request_success_total"
 REST = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
@@ -48,7 +36,6 @@ def parse() -> argparse.Namespace:
 
 
 async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, draw: random.Random) -> str:
-    """Sends one request that ends as `kind` says. Returns its outcome."""
     if kind == "stays":
         return described(await ask(client, body))
     if kind == "times out":
@@ -60,13 +47,11 @@ async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, dr
     return await leave(client, {**body, "stream": kind == "leaves before first block"}, 10 ** draw.uniform(-3, -0.7))
 
 
-def described(outcome: Outcome) -> str:
-    """An outcome in a word, or its error."""
+def described(outcome: Observation) -> str:
     return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
 
 
 async def leave(client: httpx.AsyncClient, body: dict[str, Any], stay_s: float) -> str:
-    """Closes the connection after some seconds, if the answer is not there by then."""
     try:
         async with asyncio.timeout(stay_s):
             return described(await ask(client, body))
@@ -75,7 +60,6 @@ async def leave(client: httpx.AsyncClient, body: dict[str, Any], stay_s: float) 
 
 
 async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw: random.Random) -> str:
-    """Reads one to four blocks, then closes the connection."""
     wanted = draw.randint(1, 4)
     try:
         async with client.stream("POST", GENERATE, json=body) as response:
@@ -91,14 +75,13 @@ async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw
 
 
 async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Namespace, seed: int) -> Counter[str]:
-    """Sends `count` requests, several at once."""
     draw = random.Random(seed)
     bodies = iter(requests(count, seed, arguments.tokens, demo_prompts()))
     ends: Counter[str] = Counter()
 
     async def client_loop() -> None:
         for body in bodies:
-            kind = draw.choices(KINDS, WEIGHTS)[0]
+            kind = draw.choice(KINDS)
             ends[f"{kind}: {await disturb(client, body, kind, draw)}"] += 1
             if (done := ends.total()) % 1000 == 0:
                 say(f"{done} of {count}")
@@ -108,7 +91,6 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
 
 
 async def ended(client: httpx.AsyncClient) -> Counter[str]:
-    """How many requests the replicas have ended so far, by reason."""
     counts: Counter[str] = Counter()
     for family in text_string_to_metric_families((await client.get("/metrics", timeout=30)).text):
         for sample in family.samples:
@@ -118,7 +100,6 @@ async def ended(client: httpx.AsyncClient) -> Counter[str]:
 
 
 async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
-    """The gauges that must return to 0, when they have or after a minute."""
     until = time.monotonic() + timeout_s
     while True:
         totals = await metrics(client)
@@ -154,7 +135,6 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any], same: bool, fine: bool) -> list[str]:
-    """The invariants that do not hold."""
     strange = {end: count for end, count in result["ends"].items() if end.split(": ")[1][0].isdigit()}
     checks = {
         **{f"{name} is {result[name]}": result[name] != 0 for name in REST},

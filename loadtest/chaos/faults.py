@@ -6,9 +6,8 @@
     tests/loopback python -m loadtest.chaos.faults --kill driver --supervised
     tests/loopback python -m loadtest.chaos.faults --all --out faults.jsonl    # the whole table, resumable
 
-The program is started as a user starts it, with two replicas. Clients send requests with fixed seeds, half of them
-streamed, and know the answers from before the fault. A refused connection is tried again a few times. `group` is the
-program's process group, `all` every process. Each run prints one line of JSON.
+The program is started as a user starts it, with two replicas. Clients know the answers from before the fault. A refused
+connection is tried again a few times. `group` is the program's process group, `all` every process.
 """
 
 import argparse
@@ -30,8 +29,8 @@ import httpx
 
 from loadtest.chaos.program import PARTS, POLL_S, REPLICAS, ProcessTree, Program
 from loadtest.chaos.steady import quiet_run
-from loadtest.generator.protocol import BROKEN_OFF
-from loadtest.harness import Outcome, ask, demo_prompts, ready, report, requests, say
+from loadtest.generator.protocol import BROKEN_OFF, Observation
+from loadtest.harness import ask, demo_prompts, observation_of, ready, report, requests, say
 
 BODIES = 24
 #: seconds: before the first fault, for the service to be well again, and that it must stay well
@@ -83,15 +82,13 @@ class Tally:
     longest_s: float = 0.0
     arrivals: list[float] = field(default_factory=list)
 
-    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
-        """Compares an answer with that before the fault, or tells apart how there was none."""
+    def count(self, body: dict[str, Any], quiet: Observation, outcome: Observation) -> None:
         kind = "stream" if body["stream"] else "whole"
         if outcome.ok:
-            same = (outcome.tokens, outcome.text, outcome.finish) == (quiet.tokens, quiet.text, quiet.finish)
+            same = (outcome.token_ids, outcome.text, outcome.finish) == (quiet.token_ids, quiet.text, quiet.finish)
             self.right, self.different = self.right + same, self.different + (not same)
             self.longest_s = max(self.longest_s, outcome.total_s)
-            began = time.monotonic() - outcome.total_s
-            self.arrivals += [began + after for after in itertools.accumulate(outcome.gaps)]
+            self.arrivals += [at for at, _ in outcome.blocks] + [outcome.ended]
         elif outcome.error.startswith("ConnectError"):
             self.refused += 1
         elif outcome.status and outcome.error != BROKEN_OFF and _OURS.match(outcome.error):
@@ -101,19 +98,19 @@ class Tally:
 
     @property
     def longest_pause_s(self) -> float:
-        """The longest time in which nobody got anything."""
         pairs = itertools.pairwise(sorted(self.arrivals))
         return round(max((after - before for before, after in pairs), default=0.0), 2)
 
 
-async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_s: float) -> Outcome:
-    """The outcome of a request whose refused connections are tried again."""
+async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_s: float) -> Observation:
     for _ in range(_TRIES):
         try:
             async with asyncio.timeout(patience_s):
                 outcome = await ask(client, body)
         except TimeoutError:
-            return Outcome(0, error=f"no answer in {patience_s:g} s")
+            outcome = observation_of(body)
+            outcome.fail(f"no answer in {patience_s:g} s", time.monotonic())
+            return outcome
         if not outcome.error.startswith("ConnectError"):
             break
         await asyncio.sleep(_AGAIN_S)
@@ -121,8 +118,6 @@ async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_
 
 
 class Run:
-    """One program, its clients and its fault."""
-
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments, self._tree, self._tally = arguments, ProcessTree(), Tally()
         self._program = Program(arguments, self._tree)
@@ -131,7 +126,6 @@ class Run:
         self._recoveries: list[float | None] = []
 
     async def result(self) -> dict[str, Any]:
-        """Does it all. Returns what is reported."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._arguments.clients)
         try:
             async with httpx.AsyncClient(base_url=self._program.url, timeout=None, limits=limits) as client:  # noqa: S113
@@ -184,7 +178,6 @@ class Run:
         return float(arguments.seconds) if arguments.stop else 0.0
 
     async def _watch(self, client: httpx.AsyncClient, until: float, least_s: float = 0.0, settled: bool = True) -> None:
-        """Notes when the service was not well, until it has long been so, or has ended."""
         gone = None
         while (now := time.monotonic()) < until:
             healthy, complete = await self._well(client)
@@ -198,7 +191,6 @@ class Run:
             await asyncio.sleep(POLL_S)
 
     async def _well(self, client: httpx.AsyncClient) -> tuple[bool, bool]:
-        """Whether a replica is ready, and whether all are, and all processes run."""
         self._tree.update()
         counts = {"engine": REPLICAS, "replica": REPLICAS, "ingress": self._arguments.ingresses}
         running = all(self._tree.running(part) == count for part, count in counts.items())
@@ -233,7 +225,6 @@ def _go_on(targets: list[int]) -> None:
 
 
 def one_run(words: str, out: Path | None, repeat: int = 0) -> int:
-    """One run of a service of its own. Exit status 1 if an answer differed or a request failed unclearly."""
     result = {"run": words, "repeat": repeat, **asyncio.run(Run(parse(words.split())).result())}
     broken = [f"{result['different']} answers differ"] if result["different"] else []
     broken += [f"{result['unclear']} requests failed unclearly"] if result["unclear"] else []
@@ -244,7 +235,6 @@ def one_run(words: str, out: Path | None, repeat: int = 0) -> int:
 
 
 def main() -> int:
-    """Runs the faults that are asked for. Returns the exit status."""
     arguments = parse()
     if not arguments.all:
         words = [word for word in sys.argv[1:] if word != "--out" and word != str(arguments.out)]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ class Client:
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
     async def post(self, path: str, body: bytes | dict[str, Any]) -> None:
-        """Sends a request and reads all of its answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             async with self._session.post(self._url + path, data=data, headers=self._headers) as response:
@@ -60,8 +60,6 @@ class Client:
 
 
 def _requests(work: Callable[[Client], Awaitable[Any]], key: str = "alice") -> Attack:
-    """An attack by ordinary requests."""
-
     async def attack(target: Target, ends: Counter[str]) -> None:
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=120)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -84,6 +82,7 @@ async def _connect(target: Target) -> socket.socket:
 
 
 async def _unread(target: Target, ends: Counter[str], connections: int, answers: int) -> None:
+    """Streams of so many answers that nobody reads."""
     body = json.dumps(_WIDE | {"n": answers}).encode()
     held = [await _connect(target) for _ in range(connections)]
     for connection in held:
@@ -92,27 +91,13 @@ async def _unread(target: Target, ends: Counter[str], connections: int, answers:
     await asyncio.sleep(target.seconds)
 
 
-async def one_unread_stream(target: Target, ends: Counter[str]) -> None:
-    """128 answers in one stream that nobody reads."""
-    await _unread(target, ends, 1, 128)
-
-
-async def unread_streams(target: Target, ends: Counter[str]) -> None:
-    """100 streams of one answer that nobody reads."""
-    await _unread(target, ends, 100, 1)
-
-
 async def _hold(target: Target, ends: Counter[str], connections: int) -> None:
+    """Connections that send nothing."""
     held = []
     for _ in range(connections):
         held.append(await _connect(target))
         ends["connected"] += 1
     await asyncio.sleep(target.seconds)
-
-
-async def idle_connections(target: Target, ends: Counter[str]) -> None:
-    """3,000 connections that send nothing."""
-    await _hold(target, ends, 3000)
 
 
 async def endless_bodies(target: Target, ends: Counter[str]) -> None:
@@ -133,7 +118,6 @@ async def endless_bodies(target: Target, ends: Counter[str]) -> None:
 
 
 async def long_header(target: Target, ends: Counter[str]) -> None:
-    """One header of 64 MiB."""
     connection, loop = await _connect(target), asyncio.get_running_loop()
     try:
         await loop.sock_sendall(connection, b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: ")
@@ -216,32 +200,22 @@ async def _full(folder: Path, target: Target, ends: Counter[str]) -> None:
         path.unlink()
 
 
-async def full_disk(target: Target, ends: Counter[str]) -> None:
-    """No room for logs and Ray's session."""
-    await _full(target.folder, target, ends)
-
-
-async def full_shared_memory(target: Target, ends: Counter[str]) -> None:
-    """No room in /dev/shm. The runner has one of its own."""
-    await _full(Path("/dev/shm"), target, ends)  # noqa: S108
-
-
 #: name of an attack -> what does it
 ATTACKS: dict[str, Attack] = {
-    "one_unread_stream": one_unread_stream,
-    "unread_streams": unread_streams,
+    "one_unread_stream": partial(_unread, connections=1, answers=128),
+    "unread_streams": partial(_unread, connections=100, answers=1),
     "wrong_bodies": _requests(_wrong_bodies),
     "wrong_parts": _requests(_wrong_parts),
     "multiples": _requests(_multiples),
     "ambiguous_grammar": _requests(_ambiguous, "limited"),
     "long_header": long_header,
-    "idle_connections": idle_connections,
+    "idle_connections": partial(_hold, connections=3000),
     "endless_bodies": endless_bodies,
     "all_places": _requests(_all_places),
     "endless_answers": _requests(_endless),
     "token_counts": _requests(_counts),
     "refused_requests": _requests(_refused, "limited"),
     "few_handles": few_handles,
-    "full_disk": full_disk,
-    "full_shared_memory": full_shared_memory,
+    "full_disk": lambda target, ends: _full(target.folder, target, ends),
+    "full_shared_memory": partial(_full, Path("/dev/shm")),  # noqa: S108 - the runner has one of its own
 }

@@ -30,14 +30,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 async def ask_and_leave(client: httpx.AsyncClient, body: dict[str, Any], kind: str, stay_s: float) -> str:
-    """Returns "left", or the outcome."""
     if kind == "mid-stream":
         return await leave_mid_stream(client, {**body, "stream": True}, random.Random(body["seed"]))
     return await leave(client, {**body, "stream": kind == "before first block"}, stay_s)
 
 
 async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> Counter[str]:
-    """All clients, some at once. Returns how many left or got something, by kind."""
     draw = random.Random(arguments.seed)
     bodies = enumerate(requests(arguments.clients, arguments.seed, arguments.tokens, demo_prompts()))
     outcomes: Counter[str] = Counter()

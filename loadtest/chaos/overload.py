@@ -1,10 +1,7 @@
 """Three times the load of a service's capacity: it must keep its throughput and refuse the rest clearly and in time.
 
-Capacity is measured first with a closed loop. Then requests arrive at random (Poisson) at a multiple of the capacity. A
-refused client waits as long as Retry-After says and tries once more.
-
-The clients are aiohttp's. httpx looks at every connection of its pool for every request, so thousands of its clients
-would take the cores that the service needs.
+Requests arrive at random (Poisson) at a multiple of the capacity of a closed loop. A refused client obeys Retry-After
+once. The clients are aiohttp's: httpx looks at every connection of its pool for every request.
 """
 
 import argparse
@@ -19,14 +16,14 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.generator.protocol import Observation, Route, reader
+from loadtest.generator.protocol import Observation
 from loadtest.harness import (
     GENERATE,
-    Outcome,
     demo_prompts,
+    observation_of,
     options,
-    outcome_of,
     percentile,
+    receive,
     report,
     requests,
     say,
@@ -39,20 +36,17 @@ class Arrival:
     """One request of the open loop: its first answer, and a second one if the first was a refusal."""
 
     due: float
-    first: Outcome
-    second: Outcome | None = None
+    first: Observation
+    second: Observation | None = None
     ended: float = 0.0
 
     @property
-    def accepted(self) -> Outcome | None:
-        """The whole answer, None if the request got none."""
+    def accepted(self) -> Observation | None:
         return next((outcome for outcome in (self.first, self.second) if outcome is not None and outcome.ok), None)
 
 
 @dataclass
 class Loop:
-    """An open loop: its rate, its length and its arrivals."""
-
     rate: float
     seconds: float
     arrivals: list[Arrival] = field(default_factory=list)
@@ -72,25 +66,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Outcome:
-    """Sends one request and reads the whole answer, streamed or not."""
-    began, stream = time.monotonic(), bool(body["stream"])
-    observation = Observation(Route(GENERATE, stream, openai=False), body["mode"], began, began)
-    parser = reader(observation)
+async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Observation:
+    seen = observation_of(body)
     try:
         async with session.post(GENERATE, json=body) as response:
-            observation.status = response.status
-            if response.status == 200 and stream:
-                async for line in response.content:
-                    parser.line(line, time.monotonic())
-                parser.end(time.monotonic())
-            elif response.status == 200:
-                parser.whole(await response.read(), time.monotonic())
-            else:
-                parser.refused(await response.read(), response.headers.get("retry-after"), time.monotonic())
+            await receive(seen, response.status, response.headers, response.content, response.read)
     except (aiohttp.ClientError, TimeoutError) as error:
-        return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
-    return outcome_of(observation, began)
+        seen.lost(error, time.monotonic())
+    return seen
 
 
 async def capacity(
@@ -115,7 +98,6 @@ async def capacity(
 
 
 async def arrive(session: aiohttp.ClientSession, body: dict[str, Any], loop: Loop) -> None:
-    """One client: sends a request, and obeys a Retry-After once."""
     arrival = Arrival(time.monotonic(), await ask(session, body))
     after = arrival.first.retry_after
     if arrival.first.status == 429 and after is not None:
@@ -126,7 +108,6 @@ async def arrive(session: aiohttp.ClientSession, body: dict[str, Any], loop: Loo
 
 
 async def open_loop(session: aiohttp.ClientSession, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
-    """Sends requests at random times, without waiting for answers."""
     draw, clients = random.Random(seed), []
     loop.began = due = time.monotonic()
     for number in itertools.count():
@@ -188,7 +169,6 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any]) -> list[str]:
-    """The invariants that do not hold."""
     checks = {
         f"goodput is {result['goodput_share']} of capacity": (result["goodput_share"] or 0) < arguments.goodput,
         f"p99 is {result['accepted_p99_s']} s": (result["accepted_p99_s"] or 1e9) > arguments.p99_s,

@@ -43,11 +43,9 @@ class ProcessTree:
         self._members: dict[int, psutil.Process] = {}
 
     def add(self, program: int) -> None:
-        """A program has been started."""
         self._members[program] = psutil.Process(program)
 
     def update(self) -> None:
-        """Finds the processes that members have started, and forgets those that have ended."""
         self._members = {pid: process for pid, process in self._members.items() if _status(process)}
         every = psutil.process_iter(["ppid", "create_time"])
         for process in sorted(every, key=lambda process: process.info["create_time"] or 0.0):
@@ -55,21 +53,17 @@ class ProcessTree:
                 self._members[process.pid] = process
 
     def of(self, part: str) -> list[int]:
-        """The processes of a part."""
         return sorted(pid for pid in self._members if part_of(pid) == part)
 
     def running(self, part: str) -> int:
-        """How many processes of a part are not stopped."""
         return sum(_status(self._members[pid]) != psutil.STATUS_STOPPED for pid in self.of(part))
 
     @property
     def alive(self) -> list[int]:
-        """Every process that lives."""
         self.update()
         return sorted(self._members)
 
     def end(self) -> None:
-        """Kills what is left, stopped processes included."""
         for pid in self.alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -95,7 +89,6 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The program that was started last."""
         return self._process.pid
 
     def ended(self) -> bool:
@@ -110,7 +103,6 @@ class Program:
         return False
 
     async def end(self) -> dict[str, Any]:
-        """Ends it, and what it leaves behind. Returns how it ended, and the parts that stayed."""
         by, began = "itself", time.monotonic()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
@@ -128,7 +120,6 @@ class Program:
 
 
 def part_of(pid: int) -> str:
-    """The part that a process is, else the beginning of its command line. Empty if it has ended."""
     with suppress(psutil.Error):
         words = psutil.Process(pid).cmdline() or [""]
         for part, mark in PARTS.items():
@@ -139,7 +130,6 @@ def part_of(pid: int) -> str:
 
 
 def _status(process: psutil.Process) -> str:
-    """The status of a process; empty if it has ended."""
     with suppress(psutil.Error):
         status = str(process.status()) if process.is_running() else ""
         return "" if status == psutil.STATUS_ZOMBIE else status

@@ -3,9 +3,7 @@
     python -m loadtest.chaos.rolling --replicas 1 --updates 2
     python -m loadtest.chaos.rolling --url http://host:8000 --command "serve deploy changed.yaml" --wait 60
 
-Without `--url`, the script starts a cluster and a service, and deploys the service again under another model name. That
-replaces ingresses and replicas. With `--url`, `--command` updates the running service. A fixed number of clients asks
-for streams and whole answers in all modes in turn.
+Without `--url`, the script deploys its service again under another model name, which replaces ingresses and replicas.
 """
 
 import argparse
@@ -77,7 +75,6 @@ async def _measure(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Runs the script and returns its exit status."""
     parser = options(__doc__ or "")
     parser.add_argument("--command", help="updates the service of --url")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds that update takes after its command")

@@ -14,23 +14,20 @@ from typing import Any
 
 import httpx
 
-from loadtest.harness import Outcome, ask
+from loadtest.generator.protocol import Observation
+from loadtest.harness import ask
 
 
 @dataclass
 class Tally:
-    """The outcomes of all requests."""
-
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     differing: list[dict[str, Any]] = field(default_factory=list)
-    first_blocks: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     totals: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)  # when each answer was complete
 
-    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
-        """Compares an answer with that of the quiet run."""
+    def count(self, body: dict[str, Any], quiet: Observation, outcome: Observation) -> None:
         if not outcome.ok:
             self.failed[f"{'stream' if body['stream'] else 'unary'} {outcome.status} {outcome.error}"[:160]] += 1
             return
@@ -38,9 +35,8 @@ class Tally:
         self.totals.append(outcome.total_s)
         self.ended.append(time.monotonic())
         if body["stream"]:
-            self.first_blocks += outcome.gaps[:1]
-            self.pauses += outcome.gaps[1:]
-        if (outcome.tokens, outcome.text, outcome.finish) != (quiet.tokens, quiet.text, quiet.finish):
+            self.pauses += outcome.waits_s[1:]
+        if (outcome.token_ids, outcome.text, outcome.finish) != (quiet.token_ids, quiet.text, quiet.finish):
             self.differing.append({name: body[name] for name in ("mode", "temperature", "seed", "stream")})
 
     @property
@@ -51,7 +47,6 @@ class Tally:
 
     @property
     def broken(self) -> list[str]:
-        """The invariants that do not hold."""
         failed = sum(self.failed.values())
         broken = [f"{failed} requests failed"] if failed else []
         broken += [f"{len(self.differing)} answers differ"] if self.differing else []
@@ -72,11 +67,10 @@ async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concu
     await asyncio.gather(*tasks)
 
 
-async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Outcome]:
-    """The answers of the quiet run, a few at a time."""
+async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Observation]:
     limit = asyncio.Semaphore(8)
 
-    async def limited(body: dict[str, Any]) -> Outcome:
+    async def limited(body: dict[str, Any]) -> Observation:
         async with limit:
             return await ask(client, body)
 
@@ -87,9 +81,8 @@ async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> 
 
 
 async def load(
-    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Outcome]], tally: Tally, ended: asyncio.Event
+    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Observation]], tally: Tally, ended: asyncio.Event
 ) -> None:
-    """One client: sends the next request as soon as it has an answer."""
     for body, quiet in itertools.cycle(pairs):
         if ended.is_set():
             return

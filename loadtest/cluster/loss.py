@@ -1,10 +1,8 @@
 """A node is killed under load: one with a replica of the model, or the one with the only ingress.
 
-    python -m loadtest.cluster.loss > dev/lab/results/cluster-loss-replica.json
     python -m loadtest.cluster.loss --of ingress > dev/lab/results/cluster-loss-ingress.json
 
-Every request was answered before in a quiet run with the same seed. If a replica is lost, no request may be lost. If
-the only ingress is lost, its requests are lost, and the script reports how many and for how long.
+If a replica is lost, no request may be lost. If the only ingress is lost, the script reports how many and for how long.
 """
 
 import argparse
@@ -34,7 +32,6 @@ def parse() -> argparse.Namespace:
 
 
 def node_to_kill(nodes: Nodes, of: str) -> Any:
-    """A node to kill, never the head."""
     ingress, model = nodes.with_replica_of("Ingress"), nodes.with_replica_of("Generator")
     chosen = ingress if of == "ingress" else [node for node in model if node not in ingress]
     chosen = [node for node in chosen if node is not nodes.nodes[0]]
@@ -44,7 +41,6 @@ def node_to_kill(nodes: Nodes, of: str) -> Any:
 
 
 async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
-    """The outcomes of the requests, the seconds until the service was complete again, and its metrics."""
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
         await ready(http, 2)
         bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
@@ -62,7 +58,6 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float
 
 
 async def _back(http: httpx.AsyncClient) -> None:
-    """Waits until Serve has noticed the loss and replaced what was lost, and an ingress reports it."""
     for _ in range(100):  # waits until the loss is noticed, but not for ever: it may already be repaired
         if (await asyncio.to_thread(replicas_by_state)).get("RUNNING", 0) < 2 or not await _healthy(http):
             break

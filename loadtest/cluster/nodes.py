@@ -32,11 +32,9 @@ class Nodes:
     url: str
 
     def with_replica_of(self, deployment: str) -> list[Any]:
-        """The nodes that run a replica of a deployment."""
         return [node for node in self.nodes if node.any_processes_alive() and _replicas(node, deployment)]
 
     def kill(self, node: Any) -> None:
-        """Kills a node, as if its machine had lost power."""
         self.cluster.remove_node(node, allow_graceful=False)
 
 
@@ -79,7 +77,6 @@ def deployed(
 
 
 def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str, delays: Mapping[str, float] | None) -> str:
-    """Deploys deploy/serve.yaml with other arguments by `serve run`."""
     config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     [application] = config["applications"]
     application["args"] |= arguments
@@ -107,7 +104,6 @@ def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str, delays:
 
 
 def replicas_by_state() -> dict[str, int]:
-    """The number of the model's replicas by state, as Serve reports it."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)

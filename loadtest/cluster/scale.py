@@ -18,12 +18,7 @@ import httpx
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
 from loadtest.harness import ask, demo_prompts, metrics, ready, report, requests, say
 
-SETTINGS = {
-    "device": "cpu",
-    "max_num_seqs": 4,
-    "num_replicas": 1,
-    "max_replicas": 3,
-}
+SETTINGS = {"device": "cpu", "max_num_seqs": 4, "num_replicas": 1, "max_replicas": 3}
 DELAYS = {"upscale_delay_s": 2.0, "downscale_delay_s": 15.0}
 THOUGHT_S = 1.0
 
@@ -60,18 +55,16 @@ class Load:
             body = self.bodies[self.sent % len(self.bodies)]
             self.sent += 1
             outcome = await ask(self.http, body)
-            self.tokens += len(outcome.tokens)
+            self.tokens += outcome.tokens
             self.outcomes["ok" if outcome.ok else f"{outcome.status} {outcome.error}"[:120]] += 1
             await asyncio.sleep(THOUGHT_S if self.wanted == 1 or not outcome.ok else 0)
 
     async def end(self) -> None:
-        """Ends all clients when they have their answers."""
         self.wanted = 0
         await asyncio.gather(*self.clients)
 
 
 async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
-    """Adds a row every second."""
     began, tokens, before = time.monotonic(), 0, time.monotonic()
     while True:
         page, states = await metrics(http), await asyncio.to_thread(replicas_by_state)
@@ -92,7 +85,6 @@ async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]
 
 
 async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Load]:
-    """Makes the steps: low, high, and low again until one replica is left."""
     rows: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180) as http:
         load = Load(http, requests(96, arguments.seed, arguments.tokens, demo_prompts()))
@@ -112,7 +104,6 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
 
 
 def conclude(rows: list[dict[str, Any]], load: Load, arguments: argparse.Namespace) -> int:
-    """Reports the numbers of the run and returns the exit status."""
     up = arguments.low_s
     high = [row for row in rows if up <= row["s"] < up + arguments.high_s]
     most = max(row["running"] for row in rows)
@@ -145,7 +136,6 @@ def _after(rows: list[dict[str, Any]], name: str, count: int, began: float) -> f
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws load, replicas and throughput over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -13,29 +13,22 @@ import httpx
 from loadtest.cluster.nodes import deployed, replicas_by_state, wait_until
 from loadtest.harness import percentile, report, say
 
-SETTINGS = {
-    "device": "cpu",
-    "num_replicas": 0,
-    "max_replicas": 2,
-}
+SETTINGS = {"device": "cpu", "num_replicas": 0, "max_replicas": 2}
 DELAYS = {"upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
 BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "seed": 17}
 
 
 def sleeps(http: httpx.Client) -> bool:
-    """Whether the service is scaled to zero."""
     health = http.get("/health")
     return health.status_code == 200 and health.json()["replicas_ready"] == 0 and not replicas_by_state()
 
 
 def awake(http: httpx.Client) -> bool:
-    """Whether a replica runs."""
     health = http.get("/health")
     return health.status_code == 200 and health.json()["replicas_ready"] > 0
 
 
 def once(http: httpx.Client) -> dict[str, Any]:
-    """Waits until the service is scaled to zero, checks it, and wakes it."""
     asleep_s = wait_until(lambda: sleeps(http), "asleep")
     routes = {path: http.get(path).status_code for path in ("/health", "/v1/models", "/metrics")}
     routes["a bad request"] = http.post("/generate", json={**BODY, "temperature": -1}).status_code

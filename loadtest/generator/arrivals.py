@@ -1,8 +1,6 @@
-"""The start times of requests: levels over time, and Poisson arrivals.
+"""The start times of requests: levels over time, and Poisson arrivals, which do not depend on answers.
 
-A profile gives the load over time: users of a closed loop, or requests per second of an open loop. Ramps, steps, spikes
-and soaks are profiles. Open arrivals do not depend on answers. A request's time counts from its arrival, even if it is
-sent late, so the times include what a stalled server delays.
+A request's time counts from its arrival, even if it is sent late, so the times include what a stalled server delays.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ class Stage:
     last: float
 
     def level(self, at: float) -> float:
-        """The level after `at` seconds of the stage."""
         return self.first + (self.last - self.first) * at / self.seconds
 
 
@@ -35,8 +32,6 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Profile:
-    """A sequence of stages."""
-
     stages: tuple[Stage, ...]
 
     @classmethod
@@ -52,7 +47,6 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """The length in seconds."""
         return sum(stage.seconds for stage in self.stages)
 
     def stage(self, at: float) -> int | None:
@@ -65,14 +59,12 @@ class Profile:
         return None
 
     def level(self, at: float) -> float:
-        """The level at a time; 0 after the end."""
         number = self.stage(at)
         if number is None:
             return 0.0
         return self.stages[number].level(at - sum(stage.seconds for stage in self.stages[:number]))
 
     def scaled(self, factor: float) -> Profile:
-        """All levels times a factor."""
         return Profile(tuple(Stage(s.seconds, s.first * factor, s.last * factor) for s in self.stages))
 
     def __str__(self) -> str:

@@ -35,7 +35,6 @@ class Client:
         )
 
     def get(self, path: str) -> Any:
-        """The JSON of a page."""
         response = self._http.request("GET", self._base + path)
         try:
             return json.loads(response.read())
@@ -59,7 +58,6 @@ class Client:
                 response.release()
 
     def close(self) -> None:
-        """Closes the connections."""
         self._http.close()
 
 

@@ -48,11 +48,9 @@ class Measures:
         gevent.spawn(self._flush_often)
 
     def level(self, at: float, stage: int, level: float) -> None:
-        """Notes the begin of a new stage."""
         self._add(Level(round(at + self._offset, 4), stage, level))
 
     def unfinished(self, observation: Observation, stage: int | None) -> None:
-        """Writes a row for a request that the end of the run cut. It is no failure of the service."""
         self._add(from_observation(observation, self._offset, stage))
 
     def _request(self, name: str, context: dict[str, Any], **_: object) -> None:

@@ -38,8 +38,6 @@ def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The values of the options."""
-
     workload: Workload
     loop: Literal["closed", "open"]
     profile: Profile | None  # None: until locust is stopped
@@ -47,7 +45,6 @@ class RunOptions:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> RunOptions:
-        """The values of parsed options. ValueError names a wrong one."""
         prompts = read_prompts(Path(options.prompts)) if options.prompts else heldout_prompts()
         workload = Workload(
             prompts,

@@ -20,15 +20,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Route:
-    """The path of a request, and the form of its answer."""
-
     path: str
     stream: bool
     openai: bool
 
     @property
     def name(self) -> str:
-        """The name in statistics."""
         return f"{self.path} ({'stream' if self.stream else 'json'})"
 
 
@@ -58,7 +55,6 @@ class Observation:
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
     @property
@@ -68,19 +64,29 @@ class Observation:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds from each block to the next, of a stream."""
         times = [at for at, _ in self.blocks] if self.route.stream else []
         return [after - before for before, after in itertools.pairwise(times)]
 
     @property
     def total_s(self) -> float:
-        """Seconds from the intended start to the end."""
         return self.ended - self.due
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second for this client, waiting included."""
         return self.tokens / self.total_s if self.ok and self.tokens and self.total_s > 0 else None
+
+    @property
+    def waits_s(self) -> list[float]:
+        """Seconds before each block, and before the end of a stream."""
+        ended = [self.ended] if self.route.stream else []
+        return [
+            after - before for before, after in itertools.pairwise([self.began, *(at for at, _ in self.blocks), *ended])
+        ]
+
+    def lost(self, error: Exception, at: float) -> None:
+        """Notes that the connection broke."""
+        self.status, self.error = 0, ""
+        self.fail(f"{type(error).__name__}: {error}", at)
 
     def fail(self, error: str, at: float) -> None:
         """Notes an end without a whole answer. The first reason is kept."""
@@ -95,7 +101,6 @@ class Reader(ABC):
         self._event, self._complete = "", False
 
     def refused(self, body: bytes, retry_after: str | None, at: float) -> None:
-        """Reads an answer whose status is not 200."""
         with suppress(ValueError, TypeError):  # it may also be a date
             self.seen.retry_after = float(retry_after)  # type: ignore[arg-type]
         try:
@@ -105,7 +110,6 @@ class Reader(ABC):
         self.seen.fail(message, at)
 
     def whole(self, body: bytes, at: float) -> None:
-        """Reads an answer that is not streamed."""
         self.seen.ended = at
         try:
             self._whole(json.loads(body), at)
@@ -124,7 +128,6 @@ class Reader(ABC):
                 self.seen.fail(f"malformed frame: {type(error).__name__}: {error}", at)
 
     def end(self, at: float) -> None:
-        """Notes the end of the stream."""
         self.seen.ended = at
         if not self._complete:
             self.seen.fail(BROKEN_OFF, at)
@@ -150,8 +153,6 @@ class Reader(ABC):
 
 
 class NativeReader(Reader):
-    """Reads answers of POST /generate."""
-
     def _whole(self, answer: Json, at: float) -> None:
         self._block(answer["token_ids"], answer["text"], at)
         self._ending(answer["usage"], answer["stats"], answer["finish_reason"])
@@ -213,12 +214,10 @@ class OpenAiReader(Reader):
 
 
 def reader(seen: Observation) -> Reader:
-    """The reader of the observation's route."""
     return (OpenAiReader if seen.route.openai else NativeReader)(seen)
 
 
 def _error_of(content: Json) -> str:
-    """The message in an error's body, in the service's shape or as raw text."""
     error = content.get("error")
     if not isinstance(error, dict):
         return json.dumps(content)[:200]

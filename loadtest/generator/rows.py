@@ -16,8 +16,6 @@ UNFINISHED = "unfinished when the run ended"
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
-    """The outcome of one request."""
-
     at: float
     late_ms: float  # delay of the sending
     route: str
@@ -36,12 +34,10 @@ class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Milliseconds from each block to the next. Empty for an answer that was not streamed."""
         times = [at for at, _ in self.blocks]
         return [after - before for before, after in itertools.pairwise(times)]
 
@@ -80,7 +76,6 @@ def from_observation(observation: Observation, offset: float, stage: int | None)
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file."""
     return msgspec.json.Decoder(Row).decode_lines(path.read_bytes())
 
 

@@ -48,7 +48,6 @@ class LoadUser(User):
         self._client = Client(self.host, options.timeout_s, concurrency, options.api_key)
 
     def on_stop(self) -> None:
-        """Closes the connections."""
         self._client.close()
 
     def wait_time(self) -> float:
@@ -58,7 +57,6 @@ class LoadUser(User):
 
     @task
     def load(self) -> None:
-        """Sends one request of a closed loop, or all arrivals of an open loop."""
         if self._plan.loop == "closed":
             self._pause_after(self._ask(time.perf_counter(), None))
         else:
@@ -112,15 +110,11 @@ class LoadUser(User):
 
 
 class StreamUser(LoadUser):
-    """POST /generate, streamed."""
-
     route = Route("/generate", stream=True, openai=False)
     weight = 3
 
 
 class GenerateUser(LoadUser):
-    """POST /generate, one JSON answer."""
-
     route = Route("/generate", stream=False, openai=False)
 
 
@@ -143,8 +137,6 @@ class _OpenAiUser(LoadUser):
 
 
 class ChatStreamUser(_OpenAiUser):
-    """POST /v1/chat/completions, streamed."""
-
     route = Route("/v1/chat/completions", stream=True, openai=True)
 
     def _body(self, planned: PlannedRequest) -> Json:
@@ -152,14 +144,10 @@ class ChatStreamUser(_OpenAiUser):
 
 
 class ChatUser(ChatStreamUser):
-    """POST /v1/chat/completions, one JSON answer."""
-
     route = Route("/v1/chat/completions", stream=False, openai=True)
 
 
 class CompletionStreamUser(_OpenAiUser):
-    """POST /v1/completions, streamed."""
-
     route = Route("/v1/completions", stream=True, openai=True)
 
     def _body(self, planned: PlannedRequest) -> Json:
@@ -167,6 +155,4 @@ class CompletionStreamUser(_OpenAiUser):
 
 
 class CompletionUser(CompletionStreamUser):
-    """POST /v1/completions, one JSON answer."""
-
     route = Route("/v1/completions", stream=False, openai=True)

@@ -22,8 +22,6 @@ DEFAULT_MODE = "default"
 
 @dataclass(frozen=True)
 class Lengths:
-    """The distribution of the number of requested tokens."""
-
     kind: Literal["fixed", "uniform", "lognormal"]
     first: float
     second: float = 0.0
@@ -73,7 +71,8 @@ def _plan(text: str) -> Plan:
     try:
         words = (knob.split("=") for knob in knobs.split("+") if knob)
         pairs = [(name, value if value.isalpha() else json.loads(value)) for name, value in words]
-        plan = Plan(head, (*_mode_fields(mode), *pairs), float(weight or 1))
+        fields = [] if mode == DEFAULT_MODE else [("quality" if mode in QUALITIES else "mode", mode)]
+        plan = Plan(head, (*fields, *pairs), float(weight or 1))
     except ValueError:
         plan = None
     if plan is None or not mode or plan.weight <= 0:
@@ -81,24 +80,14 @@ def _plan(text: str) -> Plan:
     return plan
 
 
-def _mode_fields(mode: str) -> list[tuple[str, Any]]:
-    if mode == DEFAULT_MODE:
-        return []
-    return [("quality" if mode in QUALITIES else "mode", mode)]
-
-
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request: the label of its mode and its body."""
-
     label: str
     body: Json
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The distribution of requests."""
-
     prompts: tuple[Json, ...]
     plans: tuple[Plan, ...]
     lengths: Lengths
@@ -107,7 +96,6 @@ class Workload:
     seed: int = 17
 
     def request(self, number: int, source: str = "0") -> PlannedRequest:
-        """Request `number` of a source."""
         draw = random.Random(f"{self.seed}/{source}/{number}")
         plan = draw.choices(self.plans, [plan.weight for plan in self.plans])[0]
         body = {
@@ -127,7 +115,6 @@ def for_openai(body: Json, model: str) -> Json:
 
 
 def heldout_prompts() -> tuple[Json, ...]:
-    """The demo's held-out problems, as chats of one message."""
     from service.demo import heldout_problems
 
     return tuple(_chat(problem.prompt) for problem in heldout_problems())
@@ -146,7 +133,6 @@ def read_prompts(path: Path) -> tuple[Json, ...]:
 
 
 def as_prompt(body: Json) -> Json:
-    """The body for a route that takes texts: the prompt is the last message's content."""
     if "prompt" in body:
         return body
     rest = {name: value for name, value in body.items() if name != "messages"}
@@ -154,7 +140,6 @@ def as_prompt(body: Json) -> Json:
 
 
 def as_messages(body: Json) -> Json:
-    """The body for a route that takes chats: the prompt is the user's message."""
     if "messages" in body:
         return body
     return {name: value for name, value in body.items() if name != "prompt"} | _chat(body["prompt"])

@@ -3,9 +3,8 @@
 The engine alone runs in this process, with the same threads and the same kind and number of requests. Service and
 engine take turns; one is idle while the other works. At saturation, tokens per second of both are compared in rounds,
 for whole answers and for streams. Answers differ in length, or all of them would end in the same step of the engine.
-Lone requests are sent to both in turn, by HTTP over one open connection. GET /live is asked of the service and of a
-plain server in turn. The CPU time of requests is counted by process. Leave a core free: with as many torch threads as
-cores, engine and HTTP would compete for them.
+Lone requests are sent to both in turn, over one open connection. The CPU time of requests is counted by process.
+Leave a core free: with as many torch threads as cores, engine and HTTP would compete for them.
 """
 
 import argparse
@@ -14,18 +13,16 @@ import gc
 import itertools
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plans
 from loadtest.harness import Running, options, percentile, report, say, service
-from loadtest.overhead import plain
 from loadtest.overhead.alone import WARM_S, Alone
-from loadtest.overhead.cpu import ENGINE, FRONT, CpuTime, at_rest, cpu_time
-from loadtest.overhead.lone import Lone, live, lone
-from loadtest.report import figures
+from loadtest.overhead.cpu import FRONT, CpuTime, at_rest, cpu_time
+from loadtest.overhead.lone import Lone, lone
 from loadtest.report.driver import Driver
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import points
@@ -40,13 +37,9 @@ _REST_S = 10.0
 
 @dataclass
 class Measured:
-    """What was measured."""
-
     #: kind -> tokens per second of engine and service, by round
     rates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     singles: list[Lone] = field(default_factory=list)
-    #: seconds of GET /live of the service, and of the plain server
-    live: list[list[float]] = field(default_factory=list)
     #: kind -> CPU time of requests
     cpu: dict[str, CpuTime] = field(default_factory=dict)
     #: milliseconds of CPU a second without requests
@@ -74,7 +67,6 @@ def parse() -> argparse.Namespace:
 
 
 def workload(arguments: argparse.Namespace, lengths: str) -> Workload:
-    """Requests for answers of exactly such lengths, as `--lengths` of locust."""
     return Workload(heldout_prompts(), plans(arguments.mode), Lengths.parse(lengths), exact=True, seed=arguments.seed)
 
 
@@ -87,24 +79,18 @@ async def run(arguments: argparse.Namespace) -> int:
     flags += ["--max-num-seqs", max_running]
     threads = {"MRP_SERVE_TORCH_THREADS": str(arguments.threads)}
     measured = Measured()
-    with plain.running() as other:
-        async with service(arguments, *flags, environment=threads) as running:
-            measured.live = await asyncio.to_thread(live, [running.url, other], 2 * arguments.lone)
-            short = workload(arguments, f"fixed:{arguments.short}")
-            bodies = [short.request(number, "lone").body for number in range(arguments.lone)]
-            measured.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
-            if arguments.cpu:
-                measured.idle = await at_rest(running, _REST_S)
-                measured.cpu = await cpu(arguments, running, alone.block_size)
-            measured.rates = await rates(arguments, alone, running)
-    if measured.cpu:
-        kinds = {kind: time.beyond(measured.idle) for kind, time in measured.cpu.items()}
-        figures.stacked(kinds, ENGINE, arguments.out / "cpu.png")
+    async with service(arguments, *flags, environment=threads) as running:
+        short = workload(arguments, f"fixed:{arguments.short}")
+        bodies = [short.request(number, "lone").body for number in range(arguments.lone)]
+        measured.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
+        if arguments.cpu:
+            measured.idle = await at_rest(running, _REST_S)
+            measured.cpu = await cpu(arguments, running, alone.block_size)
+        measured.rates = await rates(arguments, alone, running)
     return conclude(arguments, measured)
 
 
 async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -> dict[str, list[tuple[float, float]]]:
-    """Tokens per second of the engine and over HTTP, in turn."""
     requests = workload(arguments, arguments.lengths)
     bodies = (requests.request(number).body for number in itertools.count())
     driver = Driver(running.url, arguments.out)
@@ -118,7 +104,6 @@ async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -
 
 
 async def over_http(driver: Driver, arguments: argparse.Namespace, kind: str, number: int) -> float:
-    """Tokens per second over HTTP, with as many users as the engine has requests."""
     run = Run(
         name=f"{kind}-{number}",
         levels=f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}",
@@ -135,7 +120,6 @@ async def over_http(driver: Driver, arguments: argparse.Namespace, kind: str, nu
 
 
 async def cpu(arguments: argparse.Namespace, running: Running, block_size: int) -> dict[str, CpuTime]:
-    """The CPU time of whole answers and of streams, of one block and of many, eight requests at once."""
     kinds = {}
     for blocks in (1, _MANY):
         requests = workload(arguments, f"fixed:{block_size * blocks}")
@@ -149,7 +133,7 @@ def conclude(arguments: argparse.Namespace, measured: Measured) -> int:
     """Reports medians of the rounds and of the lone requests. The limits decide the exit status."""
     result: dict[str, Any] = {
         "mode": arguments.mode, "threads": arguments.threads, "concurrency": arguments.concurrency,
-        **_saturation(measured.rates), **_lone(arguments, measured.singles), **_live(measured.live),
+        **_saturation(measured.rates), **_lone(arguments, measured.singles),
         **_cpu(measured.cpu, measured.idle),
     }  # fmt: skip
     limits = [(f"ratio_{kind}", arguments.ratio, -1) for kind in measured.rates]
@@ -184,17 +168,6 @@ def _lone(arguments: argparse.Namespace, singles: Sequence[Lone]) -> dict[str, A
             for share in (50, 99)
         },
     }
-
-
-def _live(servers: Sequence[Sequence[float]]) -> dict[str, Any]:
-    if not servers:
-        return {}
-    ours, other = (_median_ms(times) for times in servers)
-    return {"live_p50_ms": ours, "plain_p50_ms": other, "live_ratio": round(ours / other, 2)}
-
-
-def _median_ms(seconds: Iterable[float]) -> float:
-    return round(1e3 * statistics.median(seconds), 3)
 
 
 def _cpu(kinds: Mapping[str, CpuTime], idle: Mapping[str, float]) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class Alone:
         return tokens / measured
 
     def _steps(self, bodies: Iterator[Json], together: int, names: Iterator[int]) -> Iterator[int]:
-        """The tokens of each step of the engine, with `together` requests at once."""
         for _ in range(together):
             self._engine.submit(self._request(next(bodies), next(names)))
         while True:

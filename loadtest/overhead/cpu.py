@@ -41,7 +41,6 @@ class CpuTime:
 
 
 async def cpu_time(running: Running, bodies: Sequence[Json], concurrency: int) -> CpuTime:
-    """Sends the bodies, `concurrency` at once, and counts the CPU time of all processes meanwhile."""
     waiting = list(bodies)
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=running.url, timeout=300, limits=limits) as client:
@@ -67,7 +66,6 @@ async def at_rest(running: Running, seconds: float) -> dict[str, float]:
 
 
 def _cpu_s(program: int | None) -> dict[str, float]:
-    """CPU seconds of every part since its start."""
     seconds = dict.fromkeys(PARTS, 0.0)
     seconds["client"] = time.process_time()
     replica: list[float] = []
@@ -88,6 +86,5 @@ def _cpu_s(program: int | None) -> dict[str, float]:
 
 
 def _threads(process: int) -> dict[int, float]:
-    """CPU seconds by thread, to the nanosecond."""
     tasks = Path(f"/proc/{process}/task").iterdir()
     return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}

@@ -22,42 +22,18 @@ class Lone:
     inside: float
 
 
-class Connection:
-    """A connection that stays open. Small packets are sent at once."""
-
-    def __init__(self, url: str) -> None:
-        address = httpx.URL(url)
-        self._http = http.client.HTTPConnection(address.host, address.port, timeout=120)
-        self._http.connect()
-        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def seconds(self, method: str, path: str, body: Json | None = None) -> tuple[float, bytes]:
-        """The seconds of a request, and its answer."""
-        content = None if body is None else json.dumps(body)
-        began = time.perf_counter()
-        self._http.request(method, path, content, {"Content-Type": "application/json"} if content else {})
-        answer = self._http.getresponse().read()
-        return time.perf_counter() - began, answer
-
-    def close(self) -> None:
-        self._http.close()
-
-
 def lone(alone: Alone, url: str, bodies: Sequence[Json]) -> list[Lone]:
-    """Sends each body to both in turn. The first requests are the warm-up."""
-    connection, singles = Connection(url), []
+    """Sends each body to both in turn, over one connection. The first requests are the warm-up."""
+    address, singles = httpx.URL(url), []
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=120)
+    connection.connect()
+    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small packets are sent at once
     for body in bodies:
-        engine = alone.seconds(body)
-        seconds, answer = connection.seconds("POST", "/generate", body)
+        engine, content = alone.seconds(body), json.dumps(body)
+        began = time.perf_counter()
+        connection.request("POST", "/generate", content, {"Content-Type": "application/json"})
+        answer = connection.getresponse().read()
+        seconds = time.perf_counter() - began
         singles.append(Lone(engine, seconds, json.loads(answer)["stats"]["total_ms"] / 1000))
     connection.close()
     return singles[len(singles) // 10 :]
-
-
-def live(urls: Sequence[str], count: int) -> list[list[float]]:
-    """The seconds of `count` GET /live at each address, in turn."""
-    connections = [Connection(url) for url in urls]
-    rounds = [[connection.seconds("GET", "/live")[0] for connection in connections] for _ in range(count)]
-    for connection in connections:
-        connection.close()
-    return [list(column) for column in zip(*rounds[count // 10 :], strict=True)]

@@ -24,14 +24,8 @@ LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 _EVERY_S = 1.0
 
 
-class LocustFailed(SystemExit):
-    """locust did not run to its end."""
-
-
 @dataclass(frozen=True)
 class Record:
-    """The data of a run."""
-
     run: Run
     rows: list[Row]
     samples: Sequence[Sample] = ()
@@ -46,7 +40,6 @@ class Driver:
     api_key: str = ""
 
     async def drive(self, run: Run, watch: Callable[[], None] = lambda: None) -> Record:
-        """Makes one run. `watch` is called about once a second."""
         rows, samples = self.folder / f"{run.name}.jsonl", list[Sample]()
         rows.unlink(missing_ok=True)
         with (self.folder / f"{run.name}.log").open("w", encoding="utf-8") as log:
@@ -64,7 +57,7 @@ class Driver:
                     process.send_signal(signal.SIGTERM)
                     await process.wait()
         if process.returncode:
-            raise LocustFailed(f"locust ended with {process.returncode}: see {log.name}")
+            raise SystemExit(f"locust ended with {process.returncode}: see {log.name}")
         return Record(run, read(rows), samples)
 
     def _command(self, run: Run) -> Sequence[str]:

@@ -56,7 +56,6 @@ def modes(runs: Runs, slo: Slo, folder: Path) -> None:
 
 
 def arrivals(runs: Runs, slo: Slo, folder: Path) -> None:
-    """Random arrivals: the rate of answers, the rate of answers in time, and the time to the first block."""
     with picture(folder / "arrivals.png", 2) as [served, waited]:
         lines = {"good_per_s": "-", "requests_per_s": ":"}
         _curves(served, runs, lines, "In time (line), answered (dotted)", "requests a second")
@@ -71,7 +70,6 @@ def arrivals(runs: Runs, slo: Slo, folder: Path) -> None:
 
 
 def together(pairs: Sequence[tuple[Point, Point]], folder: Path) -> None:
-    """Each mode alone and beside the others, at the same concurrency."""
     panels = (("Time to first block, p95", "first_block_p95_ms"), ("Time between blocks, p95", "gap_p95_ms"))
     with picture(folder / "together.png", 2) as both:
         for axes, (title, measure) in zip(both, panels, strict=True):
@@ -89,7 +87,6 @@ def together(pairs: Sequence[tuple[Point, Point]], folder: Path) -> None:
 
 
 def capacity(probes: Sequence[Point], limits: tuple[float, float], rate: float, path: Path) -> None:
-    """Every probed rate with its p95 times, the objective and the rate that was found."""
     panels = (("Time to first block, p95", "first_block_p95_ms"), ("Time between blocks, p95", "gap_p95_ms"))
     with picture(path, 2) as both:
         for axes, (title, measure), limit in zip(both, panels, limits, strict=True):
@@ -126,28 +123,6 @@ def soak(
         resident.legend()
 
 
-def stacked(kinds: Mapping[str, Mapping[str, float]], beside: str, path: Path) -> None:
-    """A panel for each length of answers, a bar for each kind of answer, its parts one behind the other.
-
-    `kinds`: kind, such as "stream, 1 block" -> CPU milliseconds by part. `beside`: a part that only the title has.
-    """
-    lengths = sorted({name.partition(", ")[2] for name in kinds}, key=len)
-    with picture(path, len(lengths)) as panels:
-        for axes, length in zip(panels, lengths, strict=True):
-            names = [name for name in kinds if name.endswith(f", {length}")]
-            left = [0.0] * len(names)
-            for number, part in enumerate(part for part in kinds[names[0]] if part != beside):
-                widths = [kinds[name][part] for name in names]
-                axes.barh(names, widths, left=left, label=part, color=series(number)["color"], height=0.5)
-                left = [before + width for before, width in zip(left, widths, strict=True)]
-            mean = sum(kinds[name][beside] for name in names) / len(names)
-            axes.set_axisbelow(True)
-            axes.grid(visible=False, axis="y")
-            axes.invert_yaxis()
-            axes.set(title=f"{length}: beside {mean:.0f} ms of the engine", xlabel="CPU milliseconds a request")
-        panels[-1].legend(loc="upper right")
-
-
 def _curves(
     axes: Axes, runs: Runs, measures: Mapping[str, str], title: str, unit: str, limit: float | None = None
 ) -> None:
@@ -178,7 +153,6 @@ def _curves(
 
 
 def _milliseconds(axes: Axes, limit: float) -> None:
-    """A logarithmic axis of times, with plain numbers and the objective."""
     axes.axhline(limit, color=GREY, linestyle="--", linewidth=1, label="objective")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

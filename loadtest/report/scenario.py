@@ -29,8 +29,6 @@ class Slo:
 
 @dataclass(frozen=True)
 class Run:
-    """One start of locust."""
-
     name: str
     levels: str = ""
     users: str = "StreamUser"
@@ -46,7 +44,6 @@ class Run:
 
     @property
     def profile(self) -> Profile:
-        """The levels of the run."""
         return Profile.parse(self.levels)
 
     @property
@@ -57,15 +54,12 @@ class Run:
 
     @property
     def mixed(self) -> bool:
-        """Whether the run uses more than one mode."""
         return "," in self.modes
 
     def scaled(self, rate: float) -> Run:
-        """The run with its levels as multiples of a rate."""
         return replace(self, levels=str(self.profile.scaled(rate)), of="")
 
     def options(self) -> Iterator[str]:
-        """The run's part of locust's command line."""
         yield from self.users.split(",")
         for name in ("modes", "loop", "levels", "lengths", "prompts"):
             if value := getattr(self, name):
@@ -78,8 +72,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A sequence of runs."""
-
     title: str
     runs: tuple[Run, ...]
     slo: Slo = field(default_factory=Slo)
@@ -87,12 +79,10 @@ class Scenario:
 
     @property
     def seconds(self) -> float:
-        """The length of all runs in seconds, without starts and ends."""
         return sum(run.profile.seconds for run in self.runs)
 
 
 def read(name: str) -> Scenario:
-    """A scenario by name or by path."""
     path = FOLDER / f"{name}.yaml"
     if not path.exists():
         path = Path(name)

@@ -31,8 +31,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class Window:
-    """The measured part of a stage of a run."""
-
     stage: int
     level: float
     since: float
@@ -40,7 +38,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """The length in seconds."""
         return self.until - self.since
 
 
@@ -105,7 +102,6 @@ def points(run: Run, rows: Sequence[Row], samples: Sequence[Sample], slo: Slo, w
 
 
 def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode: str = "") -> Point:
-    """The point of these requests in a window."""
     due = [row for row in requests if _belongs(row, run, window)]
     answered = [row for row in due if row.ok]
     came = [tokens for row in requests for at, tokens in row.blocks if _within(row.at + at / 1000, window)]

@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.inflated import InflatedWeights, inflate
-from benchmarks.shapes import ExpertsShape, Llada2Shape, Shape
+from benchmarks.shapes import SHAPES, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
 from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
-from service.text import TextCodec
 from tests.engine.helpers import FREE
 from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
@@ -110,18 +108,8 @@ def test_padded_tokens_lose_in_every_dtype(dtype, tmp_path):
 
 # --- tokens of every mode ----------------------------------------------------------------------------------
 
-SMALL_LLADA2 = Llada2Shape(
-    160, 400, 4, 4, 2, 32, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
-    moe_intermediate_size=390,
-)  # fmt: skip
 #: larger than the golden checkpoint, by no power of two
-SHAPES = {
-    "dense": Shape(328, 500, 5, 16, 4, 32, 1500, 2048),
-    "experts": ExpertsShape(
-        160, 400, 4, 4, 2, 16, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
-    ),
-    "llada2": SMALL_LLADA2,
-}
+LARGER = Shape(328, 500, 5, 16, 4, 32, 1500, 2048)
 
 
 def engine_of(checkpoint):
@@ -141,31 +129,12 @@ def answers(engine, prompts, new_tokens, stops=frozenset()):
     return {answer.request_id: (answer.token_ids, answer.stats.forwards) for answer in engine.generate(requests)}
 
 
-@pytest.fixture(scope="module")
-def expected():
-    return answers(engine_of(load_checkpoint(GOLDEN / GOLDEN_NAMES[0])), [(3, 7, 9, 11, 13)], 20)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode(shape, expected):
-    large = engine_of(inflate(GOLDEN / GOLDEN_NAMES[0], SHAPES[shape], LoadOptions()))
+def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode():
+    expected = answers(engine_of(load_checkpoint(GOLDEN / GOLDEN_NAMES[0])), [(3, 7, 9, 11, 13)], 20)
+    large = engine_of(inflate(GOLDEN / GOLDEN_NAMES[0], LARGER, LoadOptions()))
     assert len(expected) == len(MODES)
-    assert large.model.num_layers > 3
-    assert (large.model.family, large.model.experts is None) == {
-        "dense": ("sdar", True), "experts": ("sdar_moe", False), "llada2": ("llada2_moe", False)
-    }[shape]  # fmt: skip
+    assert large.model.num_layers == 5
     assert answers(large, [(3, 7, 9, 11, 13)], 20) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_tokens_are_the_demos_on_200_problems():
-    codec, small = TextCodec.load(CHECKPOINT), engine_of(load_checkpoint(CHECKPOINT))
-    prompts = [tuple(codec.encode_message(problem.prompt)) for problem in heldout_problems(200, seed=3)]
-    stops = frozenset(small.model.eos_token_ids)
-    large = engine_of(inflate(CHECKPOINT, Shape(328, 500, 30, 16, 4, 64, 1500, 2048), LoadOptions()))
-    expected, tokens = answers(small, prompts, 96, stops), answers(large, prompts, 96, stops)
-    assert [name for name in expected if tokens[name][0] != expected[name][0]] == []
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
@@ -175,9 +144,6 @@ def test_tokens_are_the_demos_on_200_problems():
     ("changes", "message"),
     [
         ({"hidden_size": 32}, "hidden_size is 32, this checkpoint needs at least 33"),
-        ({"intermediate_size": 40}, "intermediate_size is 40, this checkpoint needs at least 48"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers is 1, this checkpoint needs at least 2"),
-        ({"vocab_size": 62}, "vocab_size is 62, this checkpoint needs at least 64"),
         ({"num_attention_heads": 2}, "num_key_value_heads is 2, this checkpoint needs at least 4"),
         ({"head_dim": 24}, "head_dim is 24, this checkpoint needs a multiple of 16"),
     ],
@@ -188,14 +154,8 @@ def test_a_shape_that_is_too_small_is_refused(changes, message):
         inflated(tiny_checkpoint(), shape)
 
 
-def test_a_shape_of_the_same_vocabulary_needs_no_dimension_more():
-    small = tiny_checkpoint()
-    large = inflated(small, Shape(32, 48, 2, 4, 2, 16, 64, 256))
-    assert torch.equal(large.backbone.lm_head.weight, small.backbone.lm_head.weight.float().double())
-
-
-def test_a_small_rotation_and_a_checkpoint_with_experts_are_refused():
-    with pytest.raises(InvalidRequest, match="rotated part of a head is 8, this checkpoint needs a multiple of 16"):
-        inflated(tiny_checkpoint(), replace(SMALL_LLADA2, head_dim=16))
-    with pytest.raises(InvalidRequest, match="a checkpoint with experts cannot be inflated"):
-        inflated(tiny_checkpoint(**EXPERTS), SHAPES["dense"])
+def test_experts_are_refused_on_both_sides():
+    with pytest.raises(InvalidRequest, match="a model with experts cannot be inflated"):
+        inflated(tiny_checkpoint(**EXPERTS), LARGER)
+    with pytest.raises(InvalidRequest, match="nor be the shape"):
+        inflated(tiny_checkpoint(), SHAPES["sdar-30b-a3b"])

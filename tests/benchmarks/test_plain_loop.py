@@ -35,13 +35,3 @@ def test_without_transformers_network_the_engine_is_measured_alone():
     [row] = compare_with_plain_loop(Engine(checkpoint), None, workload, Rounds([1], 1))
     assert row.engine > 0
     assert (row.plain, row.ratio) == (None, None)
-
-
-def test_the_comparison_runs_both_on_the_same_requests():
-    checkpoint = load_checkpoint(GOLDEN[0])
-    engine = Engine(checkpoint)
-    workload = RandomWorkload(Static(), prompt_tokens=(3, 9), new_tokens=9)
-    rows = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, Rounds([1, 3], 2)))
-    assert [row.concurrency for row in rows] == [1, 3]
-    assert all(row.engine > 0 and row.plain > 0 and row.ratio > 0 for row in rows)
-    assert workload.requests(engine, 3, 1) == workload.requests(engine, 3, 1) != workload.requests(engine, 3, 0)

@@ -20,12 +20,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_moving_picture_and_one_of_each_mode(drawn: Path) -> None:
-    files = [str(path.relative_to(drawn)) for path in drawn.rglob("*") if path.is_file()]
-    assert sorted(files) == sorted(["decoding.gif", *MODE_PICTURES])
-
-
-def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end(drawn: Path) -> None:
+def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end(drawn):
     with Image.open(drawn / "decoding.gif") as picture:
         times = []
         for number in range(picture.n_frames):
@@ -36,7 +31,7 @@ def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end
 
 
 @pytest.mark.parametrize("name", ["decoding.gif", *MODE_PICTURES])
-def test_the_pictures_in_the_repository_are_those_that_are_drawn(drawn: Path, name: str) -> None:
+def test_the_pictures_in_the_repository_are_those_that_are_drawn(drawn, name):
     assert (DOCS / name).stat().st_size <= 400_000
     with Image.open(DOCS / name) as ours, Image.open(drawn / name) as made:
         assert (ours.size, getattr(ours, "n_frames", 1)) == (made.size, getattr(made, "n_frames", 1)), "`make pictures`"

@@ -1,8 +1,6 @@
 """The moments of an answer are those that its steps tell of."""
 
-from dataclasses import replace
-
-from dev.pictures.filling import Answer, Cell, Moment, at, moments
+from dev.pictures.filling import Answer, Moment, at, moments
 from service.decode.block import Pick, Step
 
 #: block 0: one prompt position, a denoise, a verification of two drafts of which one holds; block 1: remasked by MRP
@@ -25,7 +23,7 @@ def written(moment: Moment) -> list[str]:
     return [" ".join(f"{cell.state[0]}{cell.text}" for cell in block) for block in moment.blocks]
 
 
-def test_every_step_is_a_moment_and_drafts_are_one_before() -> None:
+def test_every_step_is_a_moment_and_drafts_are_one_before():
     film = moments(ANSWER, str)
     assert [written(moment)[0] for moment in film[:4]] == ["p m m m", "p n11 m m", "p o11 d12 d13", "p o11 n12 n14"]
     assert [written(moment)[1] for moment in film[4:]] == ["n20 n21 n22 n23", "o20 o21 m o23", "o20 o21 n29 o23"]
@@ -34,21 +32,8 @@ def test_every_step_is_a_moment_and_drafts_are_one_before() -> None:
     assert film[-1].forwards == ANSWER.forwards
 
 
-def test_a_cell_knows_who_proposed_its_token_and_when_it_was_fixed() -> None:
-    first, second = moments(ANSWER, str)[-1].blocks
-    assert [cell.source for cell in first[1:]] == ["backbone", "accepted", "backbone"]
-    assert [cell.when for cell in first[1:]] == [(1,), (2,), (2,)]
-    assert second[2] == Cell("new", "29", "backbone", (3, 4))
-
-
-def test_answers_are_shown_at_the_same_number_of_forwards() -> None:
+def test_answers_are_shown_at_the_same_number_of_forwards():
     film = moments(ANSWER, str)
     assert [film.index(at(film, forwards)) for forwards in range(5)] == [0, 1, 3, 4, 6]
     assert [film.index(at(film, forwards, drafted=True)) for forwards in range(5)] == [0, 2, 3, 5, 6]
     assert at(film, 9) is film[-1]
-
-
-def test_tokens_behind_the_end_are_not_drawn() -> None:
-    film = moments(replace(ANSWER, length=6), str)
-    assert [written(moment)[1] for moment in film[4:]] == ["n20 n21 n22 m", "o20 o21 m m", "o20 o21 n29 m"]
-    assert film[-1].fixed == 6

@@ -1,21 +1,13 @@
 """The picture has a panel for every load, with curves of modes, presets and a frontier, for light and dark pages."""
 
-from pathlib import Path
-
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
-from matplotlib.colors import to_hex
-from matplotlib.image import imread
 from matplotlib.text import Text
-from numpy import unique
 
-from benchmarks.style import look_of
-from dev.pictures.frontier import PAGES, draw_frontier, frontier_figure
-from service.decode.modes import MODES
+from dev.pictures.frontier import PAGES, frontier_figure
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
-from service.quality.schema import FILE_NAME, QualityFile, read_quality
+from service.quality.schema import FILE_NAME, read_quality
 from tests.quality.made_up import BY_LOAD, IDENTITY, MEASURED, made_up_file
 
 FILES = {
@@ -25,22 +17,7 @@ FILES = {
 }
 
 
-def background(file: Path) -> str:
-    """The background colour of a picture. Checks that ink covers a part of the picture."""
-    pixels = (imread(file)[..., :3] * 255).round().astype(int)
-    colours, counts = unique(pixels @ [0x10000, 0x100, 1], return_counts=True)
-    assert 0.5 < counts.max() / counts.sum() < 0.98
-    assert len(colours) > 50
-    return f"#{colours[counts.argmax()]:06x}"
-
-
-def test_pictures_for_light_and_dark_pages(tmp_path: Path) -> None:
-    light, dark = draw_frontier(FILES["made up"], tmp_path)
-    assert (light.name, dark.name) == ("frontier.png", "frontier-dark.png")
-    assert (background(light), background(dark)) == ("#ffffff", "#0d1117")
-
-
-def test_every_load_has_a_panel_with_its_presets_and_its_frontier() -> None:
+def test_every_load_has_a_panel_with_its_presets_and_its_frontier():
     """The frontier of a lone request is not that of 16 requests, and another plan is a preset."""
     file = FILES["by load"]
     figure = frontier_figure(file, PAGES[0])
@@ -59,30 +36,3 @@ def test_every_load_has_a_panel_with_its_presets_and_its_frontier() -> None:
     for name in ("lossless", "balanced", "fast"):
         assert sum(name in text.split(" = ") for text in texts) == 2
     assert {"static", "dynamic", "tokens per forward"} <= set(texts)
-
-
-@pytest.mark.parametrize("file", [FILES["made up"], FILES["demo"]], ids=["made up", "demo"])
-def test_labels_neither_overlap_nor_leave_the_axes_and_modes_have_their_looks(file: QualityFile) -> None:
-    figure = frontier_figure(file, PAGES[0])
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    for panel, axes in enumerate(figure.axes):
-        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in axes.texts]
-        is_of_a_load = panel < len(figure.axes) - 1
-        assert len(boxes) >= 3 + is_of_a_load  # the lines' names and a preset's
-        ground = axes.get_window_extent(renderer)
-        for number, (name, box) in enumerate(boxes):
-            assert ground.x0 - 1 <= box.x0 < box.x1 <= ground.x1 + 1, name
-            assert ground.y0 - 1 <= box.y0 < box.y1 <= ground.y1 + 1, name
-            assert not [label for label, other in boxes[:number] if box.overlaps(other)], name
-    looks = {
-        bars.get_label(): (to_hex(bars.lines[0].get_color()), bars.lines[0].get_marker())
-        for bars in figure.axes[0].containers
-    }
-    for mode in {row.plan.mode for row in file.rows}:
-        assert looks[mode] == (to_hex(look_of(mode)["color"]), look_of(mode)["marker"])
-
-
-def test_no_two_modes_look_alike() -> None:
-    assert len({tuple(look_of(mode).values()) for mode in [*MODES, "another"]}) == len(MODES) + 1

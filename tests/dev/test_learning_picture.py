@@ -1,10 +1,6 @@
 """The picture of a reinforcement learning shows every run, also where two runs have the same numbers."""
 
-import json
-
-from matplotlib.image import imread
-
-from dev.pictures.learning import draw_learning, learning_figure
+from dev.pictures.learning import learning_figure
 
 LINES = [
     {"update": 0, "accuracy": 0.5, "reward": 0.4, "rollout_s": 2.0, "train_s": 3.0, "publish_s": 0.1, "load_s": 0.1},
@@ -21,10 +17,3 @@ def test_curves_and_times_of_every_run():
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["static", "speculative"]
     rollouts = [bar.get_width() for bar in right.containers[0]]
     assert rollouts == [3.0, 3.0]
-
-
-def test_pictures_for_light_and_dark_pages(tmp_path):
-    file = tmp_path / "curve.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    light, dark = draw_learning({"static": file}, tmp_path)
-    assert imread(light)[0, 0, 0] > 0.9 > 0.2 > imread(dark)[0, 0, 0]

@@ -100,7 +100,6 @@ def openai_frames():
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     request_queue_size = 128
 
     def handle_error(self, *_):

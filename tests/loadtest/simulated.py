@@ -10,23 +10,10 @@ from loadtest.report.scenario import Run
 def request(at=0.0, first=50.0, gap=20.0, blocks=3, **changes):
     """An answered request: its blocks come after `first` and then every `gap` milliseconds."""
     times = [first + number * gap for number in range(blocks)]
-    values = {
-        "at": at,
-        "late_ms": 0.0,
-        "route": "/generate (stream)",
-        "mode": "static",
-        "stage": None,
-        "status": 200,
-        "error": "",
-        "finish": "stop",
-        "first_block_ms": first,
-        "total_ms": times[-1] if times else first,
-        "blocks": [(time, 4) for time in times],
-        "tokens": 4 * blocks,
-        "prompt_tokens": 10,
-        "cached_tokens": 0,
-        "tokens_per_forward": 2.0,
-    }
+    values = {"at": at, "late_ms": 0.0, "route": "/generate (stream)", "mode": "static", "stage": None}
+    values |= {"status": 200, "error": "", "finish": "stop", "first_block_ms": first}
+    values |= {"total_ms": times[-1] if times else first, "blocks": [(time, 4) for time in times], "tokens": 4 * blocks}
+    values |= {"prompt_tokens": 10, "cached_tokens": 0, "tokens_per_forward": 2.0}
     return Request(**values | changes)
 
 

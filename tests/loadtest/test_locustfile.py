@@ -1,15 +1,11 @@
 """locust itself, as its own process, against a service of known behaviour."""
 
 import csv
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 
 from loadtest.generator import rows
@@ -75,52 +71,9 @@ def test_latency_of_random_arrivals_counts_from_the_intended_start(tmp_path, wor
     assert percentile(times, 0.5) < 700
 
 
-def test_refusals_are_failures_after_which_a_user_waits(tmp_path):
-    with serve(Fake(status=429)) as url:
-        process, requests, _ = locust(url, tmp_path, "GenerateUser", "--levels", "1:1")
-    assert process.returncode == 1
-    assert 1 <= len(requests) <= 7  # Retry-After is 0.2 s
-    outcomes = {(row.status, row.error) for row in requests}
-    assert outcomes - {(0, rows.UNFINISHED)} == {(429, "busy: later")}
-
-
 def test_a_wrong_option_ends_locust_with_one_line():
     command = [*LOCUST, "--headless", "--modes", "static:0"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode != 0
     assert "loadtest: mode 'static:0'; allowed:" in process.stderr
     assert "Traceback" not in process.stderr
-
-
-@pytest.mark.slow  # locust's page, to which the options and the measures above come by themselves
-def test_the_web_page_has_our_options_and_shows_our_measures():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    fake = Fake()
-    with serve(fake) as url, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as page:
-        command = [*LOCUST, "--host", url, "--web-host", "127.0.0.1", "--web-port", str(port), "StreamUser"]
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-        try:
-            form = eventually(lambda: page.get("/").text)
-            assert '"modes": {' in form
-            assert '"rows": {' not in form
-            fields = {"user_count": 2, "spawn_rate": 2, "host": url, "modes": "remask@threshold=0.5"}
-            assert page.post("/swarm", data=fields | {"temperature": "0.5"}).json()["success"]
-            eventually(lambda: "TTFB ms" in page.get("/stats/requests").text)
-        finally:
-            process.terminate()
-            process.wait(30)
-    body = fake.requests[0][1]
-    assert (body["mode"], body["threshold"], body["temperature"]) == ("remask", 0.5, 0.5)
-
-
-def eventually(condition):
-    """The condition's value, once it is true."""
-    deadline = time.monotonic() + 45
-    while time.monotonic() < deadline:
-        with suppress(httpx.TransportError):
-            if value := condition():
-                return value
-        time.sleep(0.1)
-    pytest.fail("nothing within 45 s")

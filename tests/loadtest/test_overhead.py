@@ -3,21 +3,15 @@
 import argparse
 import itertools
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from loadtest.harness import Running
 from loadtest.overhead import alone as engine_alone
-from loadtest.overhead import cpu, plain
 from loadtest.overhead.__main__ import Measured, _cpu, conclude, workload
 from loadtest.overhead.alone import Alone
-from loadtest.overhead.cpu import ENGINE, PARTS, CpuTime
-from loadtest.overhead.lone import Lone, live
-from loadtest.report.figures import stacked
+from loadtest.overhead.cpu import PARTS, CpuTime
+from loadtest.overhead.lone import Lone
 from service.engine import Engine
 
 ARGUMENTS = argparse.Namespace(mode="static", threads=1, concurrency=4, short=8, seed=17, ratio=0.9, more_ms=3.0)
@@ -43,23 +37,19 @@ def test_the_engine_alone_takes_the_bodies_of_requests(monkeypatch):
     assert alone.seconds(body) == pytest.approx(body["max_new_tokens"] * 0.010, abs=0.011)
 
 
-@pytest.mark.parametrize(
-    ("http", "lone_s", "broken"),
-    [(95.0, 0.012, 0), (85.0, 0.012, 2), (95.0, 0.014, 1), (85.0, 0.014, 3)],
-)
+@pytest.mark.parametrize(("http", "lone_s", "broken"), [(95.0, 0.012, 0), (85.0, 0.014, 3)])
 def test_limits_decide(capsys, http, lone_s, broken):
     rates = {kind: [(100.0, http)] * 3 for kind in ("whole", "stream")}
-    measured = Measured(rates, [Lone(0.010, lone_s, 0.011)] * 5, [[0.003] * 5, [0.001] * 5])
+    measured = Measured(rates, [Lone(0.010, lone_s, 0.011)] * 5)
     status = conclude(ARGUMENTS, measured)
     result = json.loads(capsys.readouterr().out)
     assert (status, len(result["broken"])) == (int(broken > 0), broken)
     assert (result["ratio_whole"], result["ratio_stream"]) == (http / 100, http / 100)
     assert result["lone_more_p50_ms"] == pytest.approx(1000 * (lone_s - 0.010))
     assert (result["lone_alone_p50_ms"], result["lone_over_http_p99_ms"]) == (10, 1000 * lone_s)
-    assert result["live_ratio"] == 3.0
 
 
-def test_cpu_time_of_a_request_leaves_out_the_idle_service(tmp_path):
+def test_cpu_time_of_a_request_leaves_out_the_idle_service():
     idle = dict.fromkeys(PARTS, 0.0) | {"ingress": 10.0}
     kinds = {
         "stream, 1 block": CpuTime(20.0, dict.fromkeys(PARTS, 1.0) | {"ingress": 2.2}),
@@ -69,21 +59,3 @@ def test_cpu_time_of_a_request_leaves_out_the_idle_service(tmp_path):
     assert result["cpu_ms_stream, 1 block"] == dict.fromkeys(PARTS, 1.0) | {"ingress": 2.0}
     assert result["cpu_ms_further_block"] == 0.25
     assert result["idle_cpu_ms_per_s"]["ingress"] == 10.0
-    stacked({kind: time.cpu_ms for kind, time in kinds.items()}, ENGINE, tmp_path / "cpu.png")
-    assert (tmp_path / "cpu.png").stat().st_size > 10_000
-
-
-async def test_the_cpu_time_of_processes_is_counted():
-    endless = "import time\nbegan = time.monotonic()\nwhile time.monotonic() < began + 20: pass"
-    with subprocess.Popen([sys.executable, "-c", endless]) as process:
-        parts = await cpu.at_rest(Running("", os.getpid()), seconds=0.3)
-        process.kill()
-    assert set(parts) == set(PARTS) - {"client"}
-    assert parts["Ray"] > 0
-
-
-def test_a_plain_server_answers():
-    with plain.running() as url:
-        [first, second] = live([url, url], 10)
-    assert len(first) == len(second) == 9
-    assert min(first + second) > 0

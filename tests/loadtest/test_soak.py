@@ -8,7 +8,7 @@ import pytest
 from loadtest.generator.rows import Level
 from loadtest.report.driver import Record
 from loadtest.report.scenario import Run
-from loadtest.soak import conclude, growth
+from loadtest.soak import conclude
 from tests.loadtest.simulated import request
 
 RUN = Run("soak", "430:2", modes="static")
@@ -36,12 +36,6 @@ def status(folder, capsys, *, mib=100.0, **changes):
     arguments = argparse.Namespace(minutes=7.0, users=2, grow=0.05, drift=0.25, out=folder)
     code = conclude(arguments, record(**changes), memory(mib))
     return code, json.loads(capsys.readouterr().out)
-
-
-def test_memory_grows_from_the_second_quarter_on():
-    assert growth(memory()) == {"Generator 1": 0.0}
-    assert growth(memory(110.0)) == {"Generator 1": pytest.approx(0.1)}
-    assert growth([]) == {}
 
 
 def test_a_steady_soak_passes_and_is_drawn(tmp_path, capsys):

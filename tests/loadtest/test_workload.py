@@ -3,7 +3,6 @@
 import argparse
 import collections
 import itertools
-import json
 import random
 import statistics
 
@@ -11,7 +10,7 @@ import pytest
 
 from loadtest.generator import options
 from loadtest.generator.arrivals import Profile, poisson
-from loadtest.generator.workload import Lengths, Workload, as_messages, as_prompt, for_openai, plans, read_prompts
+from loadtest.generator.workload import Lengths, Workload, plans
 from loadtest.report.scenario import FOLDER, Run, parse, read
 
 PROMPTS = tuple({"prompt": f"p{number}"} for number in range(50))
@@ -35,25 +34,6 @@ def test_gaps_are_exponential_with_the_rates_mean():
     assert statistics.mean(gaps) == pytest.approx(0.05, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.07)
     assert len(arrivals("400:20", share=0.25)) == pytest.approx(2000, rel=0.1)
-
-
-def test_rates_follow_their_stages_and_ramps():
-    times = arrivals("100:10,100:0,100:10-30")
-    counts = [sum(arrival.stage == stage for arrival in times) for stage in range(3)]
-    assert counts[0] == pytest.approx(1000, rel=0.15)
-    assert counts[1] == 0
-    assert counts[2] == pytest.approx(2000, rel=0.15)
-    rising = [arrival.at for arrival in times if arrival.stage == 2]
-    assert sum(at > 250 for at in rising) > 1.2 * sum(at < 250 for at in rising)
-
-
-def test_levels_over_time():
-    profile = Profile.parse("10:4, 10:4-8,5:1")
-    assert profile.seconds == 25
-    assert [profile.level(at) for at in (0, 9.9, 15, 24.9, 25)] == [4, 4, 6, 1, 0]
-    assert [profile.stage(at) for at in (0, 10, 24.9, 25)] == [0, 1, 2, None]
-    assert str(profile.scaled(2)) == "10:8,10:8-16,5:2"
-    assert Profile.parse(str(profile)) == profile
 
 
 # --- requests ----------------------------------------------------------------------------------------
@@ -101,25 +81,6 @@ def test_wrong_options_say_what_is_allowed(read_text, text, message):
         read_text(text)
 
 
-def test_prompts_of_a_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    chat = {"messages": [{"role": "user", "content": "hi"}]}
-    file.write_text("\n".join(map(json.dumps, [chat | {"id": 3}, {"prompt": "ho"}])))
-    assert read_prompts(file) == (chat, {"prompt": "ho"})
-    for text, message in (('{"text": "hi"}', "allowed is one: messages or prompt"), ("", "holds no prompts")):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_prompts(file)
-
-
-def test_bodies_for_openais_routes():
-    body = for_openai({"prompt": "hi", "max_new_tokens": 9, "seed": 1}, "demo")
-    assert body == {"model": "demo", "prompt": "hi", "seed": 1, "max_tokens": 9}
-    chat = as_messages(body)
-    assert chat == {"model": "demo", "seed": 1, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
-    assert as_prompt(chat) == body
-
-
 # --- scenarios -----------------------------------------------------------------------------------------
 
 
@@ -138,16 +99,6 @@ def test_locust_can_run_every_shipped_scenario(name):
         assert (plan.loop, plan.profile) == (run.loop, run.profile)
 
 
-def test_all_fields_of_a_run_reach_locust():
-    run = Run(
-        "x", "5:2", "StreamUser,ChatUser", "static:1", lengths="fixed:9", exact=True, temperature=0.5, think_s=0.25
-    )
-    values = options_of(run)
-    assert values.users == ["StreamUser", "ChatUser"]
-    assert (values.modes, values.levels, values.lengths, values.exact) == ("static:1", "5:2", "fixed:9", True)
-    assert (values.temperature, values.think_s, values.workload_seed) == (0.5, 0.25, 17)
-
-
 def test_rates_are_multiples_of_another_runs():
     run = Run("arrivals", "5:0.5,5:1-2", loop="open", of="static").scaled(8.0)
     assert (run.levels, run.of) == ("5:4,5:8-16", "")
@@ -158,15 +109,7 @@ def test_rates_are_multiples_of_another_runs():
     ("values", "message"),
     [
         ({"title": "t"}, "there must be one"),
-        ({"title": "t", "runs": [{"name": "a", "levels": "5:1"}] * 2}, "every name once"),
-        ({"title": "t", "runs": [{"name": "a", "levels": "x"}]}, "allowed: SECONDS:LEVEL"),
         ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "speed": 3}]}, "speed in run; allowed: name"),
-        ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "of": "b"}]}, "does not come before"),
-        ({"title": "t", "colour": 1, "runs": [{"name": "a", "levels": "5:1"}]}, "colour in scenario; allowed: title"),
-        (
-            {"title": "t", "slo": {"x": 1}, "runs": [{"name": "a", "levels": "5:1"}]},
-            "x in slo; allowed: first_block_ms",
-        ),
     ],
 )
 def test_wrong_scenarios_say_what_is_allowed(values, message):

@@ -67,14 +67,6 @@ def serve() -> Iterator[Serve]:
         yield serve
 
 
-def new_page(browser: Browser, url: str, ready: bool = True, **options: Any) -> PlaygroundPage:
-    """The playground in a context of its own: its storage is empty."""
-    size = {"width": 1360, "height": 900}
-    context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    return PlaygroundPage(context, url, ready)
-
-
 @pytest.fixture
 def open_page(browser: Browser, url: str, serve: Serve) -> Iterator[OpenPage]:
     """open_page(url, ready, **options) -> the page in a context of its own, checked when the test ends.
@@ -84,7 +76,10 @@ def open_page(browser: Browser, url: str, serve: Serve) -> Iterator[OpenPage]:
     pages: list[PlaygroundPage] = []
 
     def open_page(at: str = url, ready: bool = True, **options: Any) -> PlaygroundPage:
-        pages.append(new_page(browser, at, ready, **options))
+        size = {"width": 1360, "height": 900}
+        context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        pages.append(PlaygroundPage(context, at, ready))
         return pages[-1]
 
     yield open_page
@@ -94,17 +89,7 @@ def open_page(browser: Browser, url: str, serve: Serve) -> Iterator[OpenPage]:
         page.check()
 
 
-@pytest.fixture(scope="module")
-def shared_page(browser: Browser, demo_and_url: tuple[Replica, str]) -> Iterator[PlaygroundPage]:
-    page = new_page(browser, demo_and_url[1])
-    yield page
-    page.context.close()
-
-
 @pytest.fixture
-def page(shared_page: PlaygroundPage) -> Iterator[PlaygroundPage]:
-    """The page of the demo, loaded anew in one context for all tests, checked when the test ends."""
-    shared_page.expected, shared_page.complaints = (), []
-    shared_page.open(shared_page.url)
-    yield shared_page
-    shared_page.check()
+def page(open_page: OpenPage) -> PlaygroundPage:
+    """The page of the demo."""
+    return open_page()

@@ -1,8 +1,6 @@
 """The page's files: types, sizes, caching, headers, without a browser."""
 
 import re
-import subprocess
-import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,16 +8,12 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from benchmarks.style import STATES
 from service.gateway.playground.routes import files
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import application, client, over
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "service" / "gateway" / "playground" / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
-TYPES |= {".svg": "image/svg+xml"}
-LARGEST = 200_000
+TYPES[".svg"] = "image/svg+xml"
 ADDRESSES = {name: "/" if name == "index.html" else f"/playground/{name}" for name in files()}
 
 
@@ -36,9 +30,7 @@ async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_every_file_has_its_type_and_is_kept_by_browsers_until_it_changes(
-    http: httpx.AsyncClient, name: str
-) -> None:
+async def test_every_file_has_its_type_and_is_kept_by_browsers_until_it_changes(http, name):
     answer = await http.get(ADDRESSES[name])
     assert answer.status_code == 200
     assert answer.headers["content-type"].partition(";")[0] == TYPES[Path(name).suffix]
@@ -46,12 +38,10 @@ async def test_every_file_has_its_type_and_is_kept_by_browsers_until_it_changes(
     assert answer.headers["cache-control"] == "no-cache"
     again = await http.get(ADDRESSES[name], headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", answer.headers["etag"])
-    other = await http.get(ADDRESSES[name], headers={"If-None-Match": '"another"'})
-    assert (other.status_code, other.content) == (200, answer.content)
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http: httpx.AsyncClient, name: str) -> None:
+async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http, name):
     headers = (await http.get(ADDRESSES[name])).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
     assert policy.pop("default-src") == "'none'"
@@ -67,20 +57,13 @@ async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http: htt
 @pytest.mark.parametrize(
     "path", ["/playground/nope.js", "/playground/", "/playground/index.html", "/playground/../app.py"]
 )
-async def test_other_files_are_not_found_as_the_api_words_it(http: httpx.AsyncClient, path: str) -> None:
+async def test_other_files_are_not_found_as_the_api_words_it(http, path):
     answer = await http.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-async def test_the_page_answers_head_and_refuses_post(http: httpx.AsyncClient) -> None:
-    """Load balancers may ask for the head."""
-    head, post = await http.head("/"), await http.post("/")
-    assert (head.status_code, head.content) == (200, b"")
-    assert (post.status_code, post.json()["error"]["code"]) == (405, "method_not_allowed")
-
-
-async def test_the_page_needs_no_key_but_its_requests_do() -> None:
+async def test_the_page_needs_no_key_but_its_requests_do():
     async with over(Scripted(), api_keys=("secret",)) as http:
         for address in ADDRESSES.values():
             assert (await http.get(address)).status_code == 200
@@ -88,7 +71,7 @@ async def test_the_page_needs_no_key_but_its_requests_do() -> None:
         assert (await http.get("/v1/models", headers={"Authorization": "Bearer secret"})).status_code == 200
 
 
-async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app: ASGIApp) -> None:
+async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app):
     """Its addresses are relative, so without the slash they would lead elsewhere."""
 
     async def below(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
@@ -102,11 +85,7 @@ async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app: AS
         assert (await http.get("/models/demo/playground/main.js")).content == files()["main.js"]
 
 
-def test_all_together_are_small() -> None:
-    assert sum(map(len, files().values())) < LARGEST
-
-
-def test_nothing_is_loaded_from_elsewhere_or_stands_inline() -> None:
+def test_nothing_is_loaded_from_elsewhere_or_stands_inline():
     page = files()["index.html"].decode()
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
     for name, content in files().items():
@@ -117,30 +96,12 @@ def test_nothing_is_loaded_from_elsewhere_or_stands_inline() -> None:
     assert not [address for address in addresses if address.startswith("/")]
 
 
-def test_every_module_that_is_imported_is_served_and_nothing_is_left_over() -> None:
-    imported = {"main.js"}
-    for name, content in files().items():
-        if name.endswith(".js"):
-            imported |= set(re.findall(r'from "\./([\w.]+)"', content.decode()))
-    assert imported == {name for name in files() if name.endswith(".js")}
+def test_no_text_becomes_markup():
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "DOMParser"):
+        assert [name for name, content in files().items() if sink.encode() in content] == []
 
 
-@pytest.mark.parametrize(
-    "sink", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "DOMParser"]
-)
-def test_no_text_becomes_markup(sink: str) -> None:
-    assert [name for name, content in files().items() if sink.encode() in content] == []
-
-
-def test_the_states_of_cells_are_those_of_the_pictures() -> None:
-    style = files()["stage.css"].decode()
-    assert {name for name in STATES if f".{name}" not in style} == set()
-    for state in STATES.values():
-        assert re.fullmatch(r"#[0-9a-f]{6}", state.light)
-        assert re.fullmatch(r"#[0-9a-f]{6}", state.dark)
-
-
-def test_no_mode_stands_in_the_page() -> None:
+def test_no_mode_stands_in_the_page():
     """Modes, knobs and limits come from GET /v1/models."""
     from service.decode.modes import MODES
 
@@ -148,13 +109,3 @@ def test_no_mode_stands_in_the_page() -> None:
         if name.endswith(".js"):
             words = set(re.findall(r'"([a-z_]+)"', content.decode()))
             assert not words & set(MODES), name
-
-
-def test_the_wheel_has_the_files() -> None:
-    """Hatch packs what lies in the packages, unless git ignores it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert "service" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    paths = [str(path) for path in PAGE.iterdir()]
-    assert subprocess.run(["git", "check-ignore", *paths], cwd=ROOT, capture_output=True, check=False).stdout == b""
-    tracked = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert len(tracked.splitlines()) == len(paths)

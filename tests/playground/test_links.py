@@ -55,7 +55,7 @@ def opened(folder: Path, *links: str) -> list[dict[str, Any]]:
     return states
 
 
-def test_a_plan_of_a_link_keeps_only_its_modes_knobs_with_numbers_or_choices(tmp_path: Path) -> None:
+def test_a_plan_of_a_link_keeps_only_its_modes_knobs_with_numbers_or_choices(tmp_path):
     values = (CODE, None, True, [1], {"a": 1}, "auto")
     wrong = [link({"mode": "static", "knobs": {"tokens_per_step": value}}) for value in values]
     plan = {"mode": "static", "knobs": {"tokens_per_step": 2, **TAKEN}, "prompt": "another", "max_new_tokens": 9}
@@ -66,14 +66,14 @@ def test_a_plan_of_a_link_keeps_only_its_modes_knobs_with_numbers_or_choices(tmp
     assert [page["state"]["plans"] for page in without] == [[{"mode": "static", "knobs": {}}]] * len(values)
 
 
-def test_a_link_without_a_plan_of_the_model_is_ignored(tmp_path: Path) -> None:
+def test_a_link_without_a_plan_of_the_model_is_ignored(tmp_path):
     wrong = [None, 1, {}, {"mode": "toString"}, {"quality": "toString"}, {"quality": "none"}, {"mode": ["static"]}]
     [page] = opened(tmp_path, link(*wrong, {"quality": "lossless", "mode": "static", "knobs": {"seed": 1}}))
     assert page["state"]["plans"] == [{"quality": "lossless"}]
 
 
 @pytest.mark.parametrize("kind", ["chat", "plain"])
-def test_the_snippets_are_one_call_with_literals(tmp_path: Path, kind: str) -> None:
+def test_the_snippets_are_one_call_with_literals(tmp_path, kind):
     create = "client.chat.completions.create" if kind == "chat" else "client.completions.create"
     calls = {
         "Python": {"httpx.post", "answer.raise_for_status", "print", "answer.json"},

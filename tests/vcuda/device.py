@@ -34,8 +34,6 @@ _WAITS = {
     *("_unique2", "unique_dim", "unique_consecutive"),
 }
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-#: operations that read a part of their inputs, as large as their outputs
-_GATHERS = {"index", "embedding", "index_select", "gather"}
 _EMPTY = {"empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided"}
 #: code whose lines the counts name
 _REPOSITORY = ("/service/", "/training/")
@@ -67,7 +65,6 @@ class Counts:
 
     @property
     def num_launches(self) -> int:
-        """Torch's kernels and Triton's, beside graphs."""
         return self.launches.total() + self.kernels.total()
 
 
@@ -86,12 +83,11 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node of a graph: `run` computes it, its results go to `outputs`. It reads and writes `moved_bytes`."""
+    """One node of a graph: `run` computes it, its results go to `outputs`."""
 
     name: str
     run: Callable[[], Any]
     outputs: list[Tensor]
-    moved_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -114,20 +110,11 @@ class VirtualTensor(Tensor):
 
     @staticmethod
     def __new__(cls, memory: Tensor) -> VirtualTensor:
-        return Tensor._make_wrapper_subclass(
-            cls,
-            memory.shape,
-            strides=memory.stride(),
-            storage_offset=memory.storage_offset(),
-            dtype=memory.dtype,
-            device=DEVICE,
-        )
+        layout = {"strides": memory.stride(), "storage_offset": memory.storage_offset()}
+        return Tensor._make_wrapper_subclass(cls, memory.shape, **layout, dtype=memory.dtype, device=DEVICE)
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-
-    def __repr__(self) -> str:
-        return f"VirtualTensor({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -173,12 +160,10 @@ class VirtualDevice(TorchDispatchMode):
     # --- copies and waits ---------------------------------------------------------------------------
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a host tensor is in pinned memory."""
         reference = self._pinned.get(tensor.untyped_storage()._cdata)
         return reference is not None and not reference.expired()
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Declares a new host tensor as pinned. An allocation of pinned memory."""
         if self.recording is not None:
             raise WrongUse(f"pinned memory is allocated in a capture at {_line()}")
         storage = tensor.untyped_storage()
@@ -187,7 +172,6 @@ class VirtualDevice(TorchDispatchMode):
         return tensor
 
     def wait(self, reason: str) -> None:
-        """An implicit wait of the host for all work."""
         if self.recording is not None:
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({reason}, {_line()})")
         self.counts.waits[f"{reason} at {_line()}"] += 1
@@ -235,26 +219,21 @@ class VirtualDevice(TorchDispatchMode):
         goal = kwargs.get("device")
         on_device = goal is not None and torch.device(goal).type == "cuda"
         if not on_device and not any(isinstance(leaf, VirtualTensor) for leaf in leaves):
-            return self._on_host(func, args, kwargs)
+            pinned = kwargs.pop("pin_memory", False)
+            return self.pin(func(*args, **kwargs)) if pinned else func(*args, **kwargs)
         if name == "_to_copy":
             return self._to_copy(func, args[0], kwargs)
         if name == "copy_" and isinstance(args[0], VirtualTensor) != isinstance(args[1], VirtualTensor):
             return self._copy_across(*args, **kwargs)
-        if func._can_decompose() and (parts := self._decomposed(func, args, kwargs)) is not NotImplemented:
-            return parts
+        if func._can_decompose():
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         self._check_waits(name, func, args, kwargs, leaves)
         if name in _INDEXING:
-            args = _mapped(args, Tensor, _moved)
+            args = _mapped(args, Tensor, lambda x: x if isinstance(x, VirtualTensor) else VirtualTensor(x.clone()))
         return self._compute(func, name, args, kwargs)
-
-    def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if not kwargs.pop("pin_memory", False):
-            return func(*args, **kwargs)
-        return self.pin(func(*args, **kwargs))
-
-    def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        with self:
-            return func.decompose(*args, **kwargs)
 
     def _check_waits(self, name: str, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> None:
         hosts = [leaf for leaf in leaves if not isinstance(leaf, VirtualTensor) and leaf.dim() > 0]
@@ -288,47 +267,38 @@ class VirtualDevice(TorchDispatchMode):
         if "device" in kwargs:
             kwargs["device"] = torch.device("meta" if self.shapes_only else "cpu")
         inputs = [leaf for leaf in _tensors([args, [*kwargs.values()]]) if isinstance(leaf, VirtualTensor)]
-        inner_args = _mapped(args, VirtualTensor, _memory)
-        inner = {key: _mapped(value, VirtualTensor, _memory) for key, value in kwargs.items()}
+        inner_args = memory_of(args)
+        inner = {key: memory_of(value) for key, value in kwargs.items()}
         if name in _VIEWS:
             return self._wrapped(func(*inner_args, **inner))
         if func._schema.is_mutable:
-            self._launched(name, lambda: func(*inner_args, **inner), [], inputs)
-            targets = [arg for arg, slot in zip(args, func._schema.arguments, strict=False) if _is_written(slot)]
+            self._launched(name, lambda: func(*inner_args, **inner), [])
+            slots = zip(args, func._schema.arguments, strict=False)
+            targets = [arg for arg, slot in slots if slot.alias_info is not None and slot.alias_info.is_write]
             return kwargs.get("out", (targets or inputs)[0])
         result = func(*inner_args, **inner)
         storages = {tensor.memory.untyped_storage()._cdata for tensor in inputs}
         outputs = [*_tensors([result])]
         fresh = [leaf for leaf in outputs if leaf.untyped_storage()._cdata not in storages]
         if fresh and name not in _EMPTY:
-            self._launched(name, lambda: func(*inner_args, **inner), outputs, inputs, done=True)
+            self._launched(name, lambda: func(*inner_args, **inner), outputs, done=True)
         for leaf in fresh:
             self._count_memory(leaf)
         return self._wrapped(result)
 
-    def _launched(
-        self,
-        name: str,
-        run: Callable[[], Any],
-        outputs: list[Tensor],
-        inputs: list[VirtualTensor],
-        *,
-        done: bool = False,
-    ) -> None:
+    def _launched(self, name: str, run: Callable[[], Any], outputs: list[Tensor], done: bool = False) -> None:
         """Counts a kernel and computes it, unless it is `done`. A capture computes nothing that exists before it."""
-        moved = sum(tensor.nbytes for tensor in outputs)
-        moved += moved if name in _GATHERS else sum(tensor.memory.nbytes for tensor in inputs)
         self.counts.launches[name] += 1
         if self.recording is not None:
-            self.recording.operations.append(Operation(name, run, outputs, moved))
+            self.recording.operations.append(Operation(name, run, outputs))
         elif not done:
             run()
 
-    def call_kernel(self, name: str, run: Callable[[], Any], moved: int) -> None:
-        """Starts a kernel over tensors' memory. `moved`: the bytes that it reads and writes."""
+    def call_kernel(self, name: str, run: Callable[[], Any]) -> None:
+        """Starts a kernel over tensors' memory."""
         self.counts.kernels[name] += 1
         if self.recording is not None:
-            self.recording.operations.append(Operation(name, run, [], moved))
+            self.recording.operations.append(Operation(name, run, []))
         elif not self.shapes_only:
             with _disable_current_modes():
                 run()
@@ -338,7 +308,7 @@ class VirtualDevice(TorchDispatchMode):
         memory = [tensor.memory for tensor in tensors]
         with _disable_current_modes():
             result = function(*memory)
-        self._launched(name, lambda: function(*memory), [result], list(tensors), done=True)
+        self._launched(name, lambda: function(*memory), [result], done=True)
         return self._allocated(result)
 
     # --- memory -------------------------------------------------------------------------------------
@@ -369,25 +339,17 @@ class VirtualDevice(TorchDispatchMode):
 
     @property
     def graphs(self) -> list[Recording]:
-        """The graphs that still exist, in the order of their captures."""
         return [graph for reference in self._graphs if (graph := reference()) is not None]
 
     def begin_capture(self, recording: Recording) -> None:
-        """Records operations from now on. A capture waits for all work first."""
         self.wait("begin of a capture")
         self.counts.captures += 1
         self.recording = recording
 
     def end_capture(self) -> None:
         """Ends a capture: it has computed nothing."""
-        if self.recording is None:
-            raise AssertionError("no capture is under way")
         poison(self.recording.tensors)
         self._graphs.append(weakref.ref(self.recording))
-        self.recording = None
-
-    def abandon_capture(self) -> None:
-        """Ends a capture that an error has ended."""
         self.recording = None
 
     def note_binary(self, binary: Binary) -> None:
@@ -447,17 +409,9 @@ def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -
     return value
 
 
-def _memory(tensor: VirtualTensor) -> Tensor:
-    return tensor.memory
-
-
-def _moved(tensor: Tensor) -> Tensor:
-    """A host index, as torch moves it to the device."""
-    return tensor if isinstance(tensor, VirtualTensor) else VirtualTensor(tensor.clone())
-
-
-def _is_written(slot: Any) -> bool:
-    return slot.alias_info is not None and slot.alias_info.is_write
+def memory_of(value: Any) -> Any:
+    """A value, or a list of values, with the memory of the device's tensors in their place."""
+    return _mapped(value, VirtualTensor, lambda tensor: tensor.memory)
 
 
 def _line() -> str:

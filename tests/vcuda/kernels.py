@@ -7,10 +7,8 @@ themselves, in the interpreter.
 # ruff: noqa: N803 - the names are those of the kernels
 from collections.abc import Callable
 from math import log
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from service.engine.forward.logits_sampler import gumbel
 from service.model.quantization.layers import quantize_activations
@@ -21,9 +19,8 @@ _HIDDEN = -1e30
 PROCESSORS = 132
 
 
-def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, items: Tensor,
-           pages: Tensor, indices: Tensor, final: Tensor, part_out: Tensor, part_lse: Tensor, *_: Any,
-           L: int, GROUP: int, KV_HEADS: int, D: int, SCALE: float, **__: Any) -> None:  # fmt: skip
+def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_out, part_lse, *_, L, GROUP, KV_HEADS,
+           D, SCALE, **__):  # fmt: skip
     """Attention of each item's queries to pages and to the keys of its own unit."""
     heads = out.view(-1, KV_HEADS, GROUP, D)
     for first, count, table, start, stop, own_start, own_stop, part in items.view(-1, 8).tolist():
@@ -48,8 +45,7 @@ def attend(grid: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor
             part_lse[part, :, : count * GROUP] = (scores.logsumexp(-1) / log(2)).transpose(0, 1).flatten(1)
 
 
-def merge(grid: Any, out: Tensor, merges: Tensor, part_out: Tensor, part_lse: Tensor, *,
-          GROUP: int, KV_HEADS: int, D: int, **_: Any) -> None:  # fmt: skip
+def merge(grid, out, merges, part_out, part_lse, *, GROUP, KV_HEADS, D, **_):
     """The weighted mean of partial results."""
     heads = out.view(-1, KV_HEADS, GROUP, D)
     for first, count, part, num_parts in merges.view(-1, 4).tolist():
@@ -60,20 +56,18 @@ def merge(grid: Any, out: Tensor, merges: Tensor, part_out: Tensor, part_lse: Te
             heads[first : first + count] = result.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
 
 
-def write_kv(grid: Any, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, targets: Tensor, *_: Any,
-             L: int, **__: Any) -> None:  # fmt: skip
+def write_kv(grid, k, v, keys, values, targets, *_, L, **__):
     """Keys and values of final blocks to their pages."""
     for row, page in enumerate(targets[: grid[0]].tolist()):
         if page >= 0:
             keys[page], values[page] = k[row * L : (row + 1) * L], v[row * L : (row + 1) * L]
 
 
-def find_likeliest(*_: Any, **__: Any) -> None:
+def find_likeliest(*_, **__):
     """`sample` looks itself."""
 
 
-def sample(grid: Any, logits: Tensor, param_table: Tensor, work: Tensor, out: Tensor, width: int, stride: int,
-           mask_token: int, *, NOISE: bool, MIN_P: bool, **_: Any) -> None:  # fmt: skip
+def sample(grid, logits, param_table, work, out, width, stride, mask_token, *, NOISE, MIN_P, **_):
     """The token, confidence, entropy and log-probability of each position."""
     temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits.float() / temperature, logits.float() / temperature.clamp(min=1)
@@ -93,8 +87,7 @@ def sample(grid: Any, logits: Tensor, param_table: Tensor, work: Tensor, out: Te
     out[:, 3] = scaled.gather(1, token[:, None])[:, 0] - scaled.logsumexp(-1)
 
 
-def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, totals: Tensor, candidates: Tensor,
-                    weights: Tensor, stride: int, mask_token: int, *, C: int, **_: Any) -> None:  # fmt: skip
+def keep_candidates(grid, highest, tokens, table, totals, candidates, weights, stride, mask_token, *, C, **_):
     """The likeliest tokens without the mask token, and the weight of all others."""
     possible = highest.float().masked_fill(tokens == mask_token, -torch.inf)
     chosen = possible.topk(C).indices
@@ -105,15 +98,13 @@ def keep_candidates(grid: Any, highest: Tensor, tokens: Tensor, table: Tensor, t
     weights.copy_(total + torch.log1p(-share.clamp(max=1 - 2.0**-24)))
 
 
-def candidate_logits(grid: Any, hidden: Tensor, head: Tensor, candidates: Tensor, param_table: Tensor, logits: Tensor,
-                     *_: Any, **__: Any) -> None:  # fmt: skip
+def candidate_logits(grid, hidden, head, candidates, param_table, logits, *_, **__):
     """The candidates' rows of the head over the hidden states of each position."""
     slots, positions = param_table[:, 4].long(), param_table[:, 5].long()
     logits.copy_(torch.einsum("mh,mch->mc", hidden[positions].float(), head[candidates[slots]].float()))
 
 
-def choose_candidate(grid: Any, logits: Tensor, candidates: Tensor, other_weights: Tensor, param_table: Tensor,
-                     out: Tensor, *, NOISE: bool, **_: Any) -> None:  # fmt: skip
+def choose_candidate(grid, logits, candidates, other_weights, param_table, out, *, NOISE, **_):
     """The candidate of each position, its confidence and entropy."""
     temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits / temperature, logits / temperature.clamp(min=1)
@@ -129,17 +120,16 @@ def choose_candidate(grid: Any, logits: Tensor, candidates: Tensor, other_weight
     out[:, 2], out[:, 3] = torch.special.entr(read.softmax(-1)).sum(-1), 0
 
 
-def sum_norm(grid: Any, x: Tensor, change: Tensor, weight: Tensor, out: Tensor, width: int, *,
-             EPS: float, **_: Any) -> None:  # fmt: skip
+def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
     """The residual sum, which becomes `x`, and its norm."""
     total = x.view(-1, width).add_(change.view(-1, width)).float()
     normed = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
     out.copy_(normed.view(out.shape))
 
 
-def rotate_heads(grid: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, keys: Tensor,
-                 values: Tensor, targets: Tensor, *, EPS: float, HEADS: int, KV_HEADS: int, D: int, WIDTH: int, L: int,
-                 WRITE: bool, **_: Any) -> None:  # fmt: skip
+def rotate_heads(
+    grid, qkv, q_weight, k_weight, cos, sin, keys, values, targets, *, EPS, HEADS, KV_HEADS, D, WIDTH, L, WRITE, **_
+):
     """Norms and rotations of queries and keys in place. With WRITE keys and values of final blocks go to pages."""
     flat = qkv.view(-1, HEADS + 2 * KV_HEADS, D)
     qk = flat[:, : HEADS + KV_HEADS].float()
@@ -154,21 +144,20 @@ def rotate_heads(grid: Any, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos
         write_kv((len(flat) // L,), k, v, keys, values, targets, L=L)
 
 
-def silu_times(grid: Any, gate_up: Tensor, out: Tensor, width: int, **_: Any) -> None:
+def silu_times(grid, gate_up, out, width, **_):
     """SwiGLU's product."""
     gate, up = gate_up.view(-1, 2, width).float().unbind(1)
     out.copy_((torch.nn.functional.silu(gate) * up).view(out.shape))
 
 
-def quantize_rows(grid: Any, x: Tensor, values: Tensor, scales: Tensor, *_: Any, **__: Any) -> None:
+def quantize_rows(grid, x, values, scales, *_, **__):
     """Rows in int8 and their scales."""
     numbers, row_scales = quantize_activations(x, scheme_named("w8a8"))
     values.copy_(numbers)
     scales.copy_(row_scales[:, 0])
 
 
-def multiply(grid: Any, x: Tensor, x_scales: Tensor, values: Tensor, scales: Tensor, out: Tensor, sums: Tensor,
-             finished: Tensor, ends: Tensor, *_: Any, EXPERTS: int, WHOLE: bool, **__: Any) -> None:  # fmt: skip
+def multiply(grid, x, x_scales, values, scales, out, sums, finished, ends, *_, EXPERTS, WHOLE, **__):
     """Rows times a matrix, or each expert's rows times its matrix."""
     stops = ends.tolist() if EXPERTS else [len(x)]
     for matrix, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
@@ -190,30 +179,3 @@ KERNELS: dict[str, Callable[..., None]] = {
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
     )
 }
-
-
-def moved_bytes(name: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> int:
-    """The bytes that a kernel reads from memory and writes to it: each of its tensors once, but for two exceptions.
-
-    Of the KV cache few pages are read and written; they are left out. `multiply` may read rows of a matrix again.
-    """
-    tensors = {id(tensor): tensor for tensor in arguments.values() if isinstance(tensor, Tensor)}
-    if "keys" in arguments:
-        tensors = {id(tensor): tensor for tensor in tensors.values()
-                   if tensor is not arguments["keys"] and tensor is not arguments["values"]}  # fmt: skip
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    if name == "multiply" and not arguments["EXPERTS"]:
-        total += round((_reads_of_matrix(grid) - 1) * arguments["values"].nbytes)
-        total += arguments["sums"].nbytes if arguments["SPLITS"] > 1 else 0  # written, then read
-    return total
-
-
-def _reads_of_matrix(grid: tuple[int, ...]) -> float:
-    """How often `multiply` reads its matrix from memory. Programs start in the grid's order, its first axis first.
-
-    Those that run together, two on a multiprocessor, share what they read; later ones read it again.
-    """
-    tiles, steps, splits = grid
-    program = torch.arange(tiles * steps * splits)
-    together = program // (2 * PROCESSORS)
-    return len(torch.stack([together, program // tiles]).unique(dim=1).T) / (steps * splits)

@@ -90,19 +90,13 @@ class Launcher:
             capability,
         )
         request = pickle.dumps(launch)
-        answer = self._answers.get(request)
-        if answer is None:
-            answer = self._answers[request] = self._ask(request)
+        if request not in self._answers:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+            self._answers[request] = pickle.load(self._process.stdout)
+        answer = self._answers[request]
         if isinstance(answer, Exception):
             raise answer
-        return answer
-
-    def _ask(self, request: bytes) -> Binary | Exception:
-        if self._process.stdin is None or self._process.stdout is None:
-            raise AssertionError("the process has no pipes")
-        self._process.stdin.write(request)
-        self._process.stdin.flush()
-        answer: Binary | Exception = pickle.load(self._process.stdout)
         return answer
 
 

@@ -43,7 +43,7 @@ class Nccl:
 
     def _call(self, name: str, tensors: list[VirtualTensor], start: Callable[[list[Tensor]], Any]) -> Nccl:
         memory = [tensor.memory for tensor in tensors]
-        self._device.call_kernel(name, lambda: start(memory).wait(), sum(tensor.nbytes for tensor in memory))
+        self._device.call_kernel(name, lambda: start(memory).wait())
         return self
 
 
@@ -51,9 +51,7 @@ def use_gloo(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
     """Replaces NCCL in this process."""
     backend = process_group._backend
     patch.setattr(
-        process_group,
-        "_backend",
-        lambda store, join: Nccl(backend(store, structs.replace(join, device="cpu")), device),
+        process_group, "_backend", lambda store, join: Nccl(backend(store, structs.replace(join, device="cpu")), device)
     )
 
 

@@ -55,9 +55,7 @@ COLUMNS: dict[str, Callable[[Counts], int]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_count_of_a_step_rises(
-    device: VirtualDevice, mode: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_count_of_a_step_rises(device, mode, request, monkeypatch):
     monkeypatch.setattr(estimates, "_SEARCH_WEIGHT", 1e9)  # `auto` goes on although random weights draft nothing right
     table: dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
     version = torch.__version__.split("+")[0]

@@ -3,7 +3,6 @@
 import gc
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,12 @@ from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 from tests.vcuda import kernels
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
-from tests.vcuda.device import VirtualDevice
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_decodes_with_graphs_and_two_micro_batches(device: VirtualDevice, name: str) -> None:
+def test_golden_decodes_with_graphs_and_two_micro_batches(device, name):
     engine = Engine(on_device(name), ALL_ON)
     decode_golden(engine, name)
     if name in GOLDEN_NAMES:
@@ -55,22 +53,20 @@ LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
     ),
 )
-def test_golden_decodes_within_other_limits(device: VirtualDevice, name: str, limits: dict[str, Any]) -> None:
+def test_golden_decodes_within_other_limits(device, name, limits):
     decode_golden(Engine(on_device(name), replace(ALL_ON, **limits)), name, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_golden_decodes_with_kernels_of_the_interpreter(
-    device: VirtualDevice, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_golden_decodes_with_kernels_of_the_interpreter(device, name, monkeypatch):
     monkeypatch.setattr(kernels, "KERNELS", {})
     monkeypatch.setattr("tests.vcuda.torch_cuda.KERNELS", {})
     decode_golden(Engine(on_device(name), ALL_ON), name, 1)
 
 
 @pytest.mark.parametrize("temperature", fast_only((0.7).__eq__, [0.0, 0.7, 1.2]))
-def test_speculative_is_static_and_the_device_is_the_cpu(device: VirtualDevice, temperature: float) -> None:
+def test_speculative_is_static_and_the_device_is_the_cpu(device, temperature):
     """Sampled and filtered requests, drafts of MRP and of the backbone, and drafts that the engine chooses."""
     modes = (Speculative(2), Speculative(0, 3), Speculative("auto"))
     static = [
@@ -96,7 +92,7 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device: VirtualDevice, 
         [(name, scheme) for name in (GOLDEN_NAMES[0], EXPERTS_NAME) for scheme in QUANT_SCHEMES],
     ),
 )
-def test_8_bit_matrices_decode_as_on_the_cpu(device: VirtualDevice, name: str, scheme: str) -> None:
+def test_8_bit_matrices_decode_as_on_the_cpu(device, name, scheme):
     """In graphs: with the kernels, experts in 8 bits make no host wait, in float32 either."""
     _, chosen = golden(name, 2)
     engine = Engine(on_device(name, quantization=scheme), ALL_ON)
@@ -108,9 +104,7 @@ def test_8_bit_matrices_decode_as_on_the_cpu(device: VirtualDevice, name: str, s
     assert device.counts.kernels["multiply"] > 0
 
 
-def test_an_error_of_one_request_ends_that_request_alone(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_one_request_ends_that_request_alone(device, monkeypatch):
     """The policies of `direct` raise between two forwards, while the other micro-batch is under way."""
 
     def fail(self: Direct, canvas: Any) -> Any:
@@ -136,7 +130,7 @@ def test_an_error_of_one_request_ends_that_request_alone(
     assert engine.state().kv_pages_used == 0
 
 
-def test_updated_weights_reach_captured_graphs(device: VirtualDevice, tmp_path: Path) -> None:
+def test_updated_weights_reach_captured_graphs(device, tmp_path):
     """Graphs read the weights at the addresses of their capture. New weights go to the same addresses."""
     folder = other_weights(tmp_path / "other")
     _, chosen = golden(GOLDEN_NAMES[0], 1)
@@ -153,7 +147,7 @@ def test_updated_weights_reach_captured_graphs(device: VirtualDevice, tmp_path: 
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
-def test_sleep_gives_all_bytes_back(device: VirtualDevice, name: str) -> None:
+def test_sleep_gives_all_bytes_back(device, name):
     """KV cache and graphs at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
     checkpoint = on_device(name)
     engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))

@@ -14,7 +14,7 @@ from service.model.attention import triton
 from service.model.transfer import PackedTables
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, on_device, waits
-from tests.vcuda.device import VirtualDevice, WrongUse
+from tests.vcuda.device import WrongUse
 
 NAME = GOLDEN_NAMES[0]
 Patch = pytest.MonkeyPatch
@@ -24,7 +24,7 @@ def decode() -> None:
     decode_golden(Engine(on_device(NAME), ALL_ON), NAME, 1)
 
 
-def test_without_a_fault_nothing_is_noticed(device: VirtualDevice) -> None:
+def test_without_a_fault_nothing_is_noticed(device):
     decode()
     assert waits(device.counts) == []
 
@@ -66,12 +66,6 @@ def pinned_buffer_used_again(patch: Patch) -> None:
     patch.setattr(PackedTables, "_packed", packed)
 
 
-def tables_not_loaded(patch: Patch) -> None:
-    """A graph keeps the attention's tables of its capture."""
-    pack, packed = triton._packed, dict[Any, Any]()
-    patch.setattr(triton, "_packed", lambda schedule, shape: packed.setdefault(shape, pack(schedule, shape)))
-
-
 def work_in_a_capture_counts(patch: Patch) -> None:
     """The capture's result is used without a replay: nothing was computed."""
 
@@ -85,10 +79,9 @@ def work_in_a_capture_counts(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [result_without_copy, host_reads_early, pinned_buffer_used_again, tables_not_loaded, work_in_a_capture_counts],
+    "fault", [result_without_copy, host_reads_early, pinned_buffer_used_again, work_in_a_capture_counts]
 )
-def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fault: Callable[[Patch], None]) -> None:
+def test_wrong_numbers_are_noticed(device, monkeypatch, fault):
     fault(monkeypatch)
     with pytest.raises((AssertionError, WrongUse, IndexError, RuntimeError, RuntimeWarning)):
         decode()
@@ -97,77 +90,51 @@ def test_wrong_numbers_are_noticed(device: VirtualDevice, monkeypatch: Patch, fa
 # --- waits -------------------------------------------------------------------------------------------
 
 
-def pageable_sends(patch: Patch) -> str:
-    """Tables are sent from ordinary memory."""
-
-    pack = PackedTables._packed
-    patch.setattr(PackedTables, "_packed", lambda self: pack(self).clone())
-    return "pageable memory"
-
-
-def indices_on_the_host(patch: Patch) -> str:
-    """Hidden states are indexed by the host's table of the sampled positions."""
-    plan = sampler.Sampler._full
-
-    def full(self: Any, batch: Any, tables: Any, *rest: Any) -> Callable[[Tensor], Tensor]:
-        first = len(tables._tables)
-        sample = plan(self, batch, tables, *rest)
-        positions = tables._tables[first]
-
-        def sample_part(flat: Tensor) -> Tensor:
-            assert len(flat[torch.from_numpy(positions.host)]) == len(positions.host)
-            return sample(flat)
-
-        return sample_part
-
-    patch.setattr(sampler.Sampler, "_full", full)
-    return "an index on the host"
-
-
-def number_of_every_layer(patch: Patch) -> str:
+def test_waits_are_counted_with_their_line(device, monkeypatch):
     """Every layer asks for a number."""
     forward = layers.FeedForward.forward
 
     def checked(self: Any, x: Tensor, *args: Any) -> Tensor:
         return forward(self, x, *args) if float(x.sum()) < 1e30 else x
 
-    patch.setattr(layers.FeedForward, "forward", checked)
-    return "_local_scalar_dense"
-
-
-def mask_of_the_results(patch: Patch) -> str:
-    """Results are selected by a boolean mask, whose number of elements the host needs."""
-    join = sampler.join
-    patch.setattr(sampler, "join", lambda parts: (table := join(parts))[torch.ones_like(table[:, 0], dtype=torch.bool)])
-    return "a mask in index"
-
-
-@pytest.mark.parametrize("fault", [pageable_sends, indices_on_the_host, number_of_every_layer, mask_of_the_results])
-def test_waits_are_counted_with_their_line(
-    device: VirtualDevice, monkeypatch: Patch, fault: Callable[[Patch], str]
-) -> None:
-    reason = fault(monkeypatch)
+    monkeypatch.setattr(layers.FeedForward, "forward", checked)
     decode()
-    assert any(reason in wait for wait in waits(device.counts))
+    assert any(wait.startswith("_local_scalar_dense at service/model/") for wait in waits(device.counts))
+
+
+@pytest.mark.parametrize(
+    ("reason", "use"),
+    [
+        ("_local_scalar_dense", lambda numbers: numbers.sum().item()),
+        ("a mask in index", lambda numbers: numbers[numbers > 0]),
+        ("an index on the host", lambda numbers: numbers[torch.tensor([0])]),
+        ("nonzero", torch.nonzero),
+        ("copy from pageable memory", lambda _: torch.ones(3).to("cuda", non_blocking=True)),
+    ],
+)
+def test_an_implicit_wait_is_named(device, reason, use):
+    numbers = torch.ones(3, device="cuda")
+    use(numbers)
+    assert [wait.partition(" at ")[0] for wait in waits(device.counts)] == [reason]
 
 
 # --- what CUDA refuses --------------------------------------------------------------------------------
 
 
-def test_tensors_of_two_devices_in_one_operation_raise(device: VirtualDevice) -> None:
+def test_tensors_of_two_devices_in_one_operation_raise(device):
     table = torch.ones(3, device="cuda")
     assert torch.equal((table + 1).cpu(), torch.full((3,), 2.0))
     with pytest.raises(WrongUse, match="one device"):
         table + torch.ones(3)
 
 
-def test_a_host_tensor_for_a_kernel_raises(device: VirtualDevice, monkeypatch: Patch) -> None:
+def test_a_host_tensor_for_a_kernel_raises(device, monkeypatch):
     monkeypatch.setattr(triton, "to_device_async", lambda table, _: torch.from_numpy(table))
     with pytest.raises(ValueError, match="cannot be accessed from Triton"):
         decode_golden(Engine(on_device(NAME), ALL_ON.__class__(attention="triton", cuda_graphs=False)), NAME, 1)
 
 
-def test_memory_that_does_not_fit_raises(device: VirtualDevice) -> None:
+def test_memory_that_does_not_fit_raises(device):
     device.total_bytes = device.live_bytes + 4000
     with pytest.raises(torch.OutOfMemoryError):
         torch.zeros(1001, device="cuda")

@@ -2,9 +2,7 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
-import pytest
 import torch
 
 from benchmarks.gpu import speed
@@ -16,10 +14,9 @@ from service.engine import EngineConfig
 from service.engine.forward import profiler
 from tests.engine.helpers import FAIR
 from tests.tiny import GOLDEN, GOLDEN_NAMES
-from tests.vcuda.device import VirtualDevice
 
 
-def test_speed_on_cuda(device: VirtualDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_on_cuda(device, tmp_path, monkeypatch):
     """Weights of three layers, a step of one row, two modes, at most ten rows: few graphs, few seconds."""
     monkeypatch.setitem(GPU_SHAPES, "small", Shape(72, 128, 3, 4, 2, 16, 1026, 1024))
     monkeypatch.setattr(speed, "inflate", lambda _, *rest: inflate(GOLDEN / GOLDEN_NAMES[0], *rest))

@@ -20,7 +20,7 @@ from service.model.quantization.layers import QuantizedLinear, QuantizedTensor
 from service.model.quantization.schemes import QUANT_SCHEMES
 from tests.model.attention_world import Kind, Shape, World
 from tests.thinned import fast_only, fast_rows
-from tests.vcuda.device import VirtualDevice, WrongUse
+from tests.vcuda.device import WrongUse
 from tests.vcuda.published import published_checkpoint, without_numbers
 from tests.vcuda.torch_cuda import virtual_cuda
 
@@ -58,9 +58,7 @@ def launched_kernels(shape: str, block_size: int, weights: str, capability: tupl
 @pytest.mark.parametrize(
     ("shape", "block_size", "weights", "capability"), fast_rows(lambda *row: row in FAST, PUBLISHED), ids=str
 )
-def test_kernels_of_published_models_are_launched(
-    shape: str, block_size: int, weights: str, capability: tuple[int, int]
-) -> None:
+def test_kernels_of_published_models_are_launched(shape, block_size, weights, capability):
     """The start of an engine launches each kernel in each variant: noise, filters, drafts, written pages, sizes."""
     kernels = launched_kernels(shape, block_size, weights, capability)
     assert {"attend", "merge", "rotate_heads", "sum_norm", "silu_times", "sample", "choose_candidate"} <= kernels
@@ -68,19 +66,17 @@ def test_kernels_of_published_models_are_launched(
 
 
 @pytest.mark.parametrize("scheme", fast_only("fp8".__eq__, QUANT_SCHEMES))
-def test_products_with_scales_of_128_columns_are_launched(scheme: str) -> None:
-    """Published files have such scales. From 1 to 1,024 tokens."""
+def test_a_product_takes_two_kernels_at_most(scheme):
+    """From 1 to 1,024 tokens. Published files have scales of 128 columns."""
     with virtual_cuda(shapes_only=True) as device, torch.inference_mode():
-        scales = without_numbers(4096, 12288 // 128)
-        layer = QuantizedLinear(
-            QuantizedTensor(without_numbers(4096, 12288, dtype=torch.int8), scales), QUANT_SCHEMES[scheme]
-        )
+        values, scales = without_numbers(4096, 12288, dtype=torch.int8), without_numbers(4096, 12288 // 128)
+        layer = QuantizedLinear(QuantizedTensor(values, scales), QUANT_SCHEMES[scheme])
         for tokens in (1, 16, 64, 256, 1024):
             layer(without_numbers(1, tokens, 12288))
-    assert device.counts.kernels["multiply"] == 5
+    assert device.counts.kernels == {"multiply": 5} | ({"quantize_rows": 5} if scheme == "w8a8" else {})
 
 
-def test_every_kernel_of_the_service_is_launched() -> None:
+def test_every_kernel_of_the_service_is_launched():
     """Those of an engine with experts in 8 bits, and the one for pages that the rotation has not written."""
     source = "".join(path.read_text("utf-8") for path in Path("service").rglob("*.py"))
     kernels = set(re.findall(r"@triton.jit(?:\(.*\)[^\n]*)?\ndef (\w+)", source))
@@ -106,12 +102,6 @@ FAULTS: dict[str, tuple[Callable[[], Any], str, str]] = {
         "failed to specialize argument of type: dict",
     ),
     "a numpy integer": (lambda: faulty.copy[1,](numbers(), numbers(), np.int64(4)), "TypeError", "int64"),
-    "a dict": (lambda: faulty.copy[1,](numbers(), numbers(), {}), "TypeError", "dict"),
-    "a constant without a hash": (
-        lambda: faulty.copy[1,](numbers(), numbers(), 4, SIZE=[16]),
-        "TypeError",
-        "unhashable",
-    ),
     "a grid without programs": (lambda: faulty.copy[0, 2](numbers(), numbers(), 4), "ValueError", "has no program"),
     "a grid that is too high": (
         lambda: faulty.copy[1, 2**16](numbers(), numbers(), 4),
@@ -119,8 +109,6 @@ FAULTS: dict[str, tuple[Callable[[], Any], str, str]] = {
         "invalid argument",
     ),
     "a tensor on the host": (lambda: faulty.copy[1,](torch.zeros(4), numbers(), 4), "ValueError", "cpu tensor"),
-    "an argument too few": (lambda: faulty.copy[1,](numbers(), numbers()), "TypeError", "missing 1 required"),
-    "a name that is no option": (lambda: faulty.copy[1,](numbers(), numbers(), 4, wraps=1), "KeyError", "wraps"),
     "Python in a kernel": (
         lambda: faulty.python_in_a_kernel[1,](numbers(), numbers()),
         "UnsupportedLanguageConstruct",
@@ -134,37 +122,30 @@ FAULTS: dict[str, tuple[Callable[[], Any], str, str]] = {
 }
 
 
-def test_a_kernel_without_a_fault_is_launched(device: VirtualDevice) -> None:
+def test_a_kernel_without_a_fault_is_launched(device):
     source, target = torch.arange(4.0, device="cuda"), numbers()
     faulty.copy[2, 2](source, target, 3)
     assert target[:4].tolist() == [0.0, 1.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_fails_at_its_launch(device: VirtualDevice, fault: str) -> None:
+def test_a_planted_fault_fails_at_its_launch(device, fault):
     launch, error, text = FAULTS[fault]
     with pytest.raises(Exception, match=text) as raised:
         launch()
     assert type(raised.value).__name__ == error
 
 
-@pytest.mark.parametrize(("second", "compiled"), [(5, False), (16, True), (1, True), (2**31, True)])
-def test_a_second_signature_is_counted_as_a_compilation(device: VirtualDevice, second: int, compiled: bool) -> None:
-    """Triton compiles a kernel anew for 1, for multiples of 16, and for numbers of 64 bits."""
-    faulty.copy[1,](numbers(), numbers(), 4)
-    before = device.counts.compilations
-    faulty.copy[1,](numbers(), numbers(), second)
-    assert device.counts.compilations - before == compiled
-
-
-def test_a_tensor_that_is_not_aligned_is_counted_as_a_compilation(device: VirtualDevice) -> None:
-    faulty.copy[1,](numbers()[4:], numbers(), 4)
-    assert device.counts.compilations == 1
+def test_another_signature_is_counted_as_a_compilation(device):
+    """Triton compiles a kernel anew for 1, for multiples of 16, for numbers of 64 bits, and for other alignments."""
+    for number, compiled in ((4, 1), (5, 1), (16, 2), (1, 3), (2**31, 4)):
+        faulty.copy[1,](numbers(), numbers(), number)
+        assert device.counts.compilations == compiled
     faulty.copy[1,](numbers()[1:], numbers(), 4)
-    assert device.counts.compilations == 2
+    assert device.counts.compilations == 5
 
 
-def test_a_compilation_in_a_capture_raises(device: VirtualDevice) -> None:
+def test_a_compilation_in_a_capture_raises(device):
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(WrongUse, match="compiled in a capture"), torch.cuda.graph(graph):
         faulty.copy[1,](numbers(), numbers(), 4)

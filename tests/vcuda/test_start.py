@@ -2,7 +2,8 @@
 
 import logging
 from dataclasses import replace
-from typing import Any, ClassVar
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -10,18 +11,14 @@ import torch
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import graphs
-from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
-from service.engine.observer import StepReport
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
 from service.engine_process.core import _limits, load_core
-from service.model import LoadOptions, experts, load_checkpoint
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
-from tests.vcuda.device import VirtualDevice
 
 NAME = GOLDEN_NAMES[1]
 
@@ -29,18 +26,13 @@ NAME = GOLDEN_NAMES[1]
 def mixed_requests(count: int) -> list[GenerationRequest]:
     """Requests of all kinds of rows: sampled, filtered, rescored, drafted, long prompts, log-probabilities."""
     modes = (Static(), Speculative(2, 3), Direct(2), Remask(0.5), Speculative("auto"), Speculative(0, 4))
-    samplings = (
-        SamplingParams(),
-        SamplingParams(0.7, seed=1),
-        SamplingParams(0.7, seed=1, min_p=0.1),
-        SamplingParams(1.0, 0.8, 9, seed=2),
-    )
+    sampled = SamplingParams(0.7, seed=1), SamplingParams(0.7, seed=1, min_p=0.1), SamplingParams(1.0, 0.8, 9, seed=2)
     return [
         GenerationRequest(
             str(number),
             tuple((5 * number + position) % 400 for position in range(3 + 60 * (number % 3))),
             modes[number % len(modes)],
-            samplings[number % len(samplings)],
+            (SamplingParams(), *sampled)[number % 4],
             16,
             logprobs=LogprobsRequest(2, (5,)) if number % len(modes) == 0 else None,
         )
@@ -52,21 +44,19 @@ def mixed_requests(count: int) -> list[GenerationRequest]:
     "limits",
     fast_only(lambda limits: "deterministic" not in limits, [{}, {"deterministic": True}, {"cuda_graphs": False}]),
 )
-def test_nothing_compiles_or_is_captured_in_a_request(device: VirtualDevice, limits: dict[str, Any]) -> None:
+def test_nothing_compiles_or_is_captured_in_a_request(device, limits):
     config = replace(ALL_ON, draft_candidates=8, max_rows=40, **limits)
     engine = Engine(on_device(NAME), config, deps=EngineDeps(costs=FAIR))
     engine.prepare()
     assert (device.counts.captures > 0) is config.cuda_graphs
     assert device.counts.compilations > 0
-    for count in (1, 9):
-        for counts in steps(engine, device, mixed_requests(count)):
+    for number in (1, 9):
+        for counts in steps(engine, device, mixed_requests(number)):
             assert (counts.captures, counts.compilations, waits(counts)) == (0, 0, [])
     decode_golden(engine, NAME, 2)
 
 
-def test_graphs_are_captured_largest_first_on_one_stream(
-    device: VirtualDevice, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_graphs_are_captured_largest_first_on_one_stream(device, caplog):
     caplog.set_level(logging.INFO)
     engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), deps=EngineDeps(costs=FAIR))
     engine.prepare()
@@ -80,7 +70,7 @@ def test_graphs_are_captured_largest_first_on_one_stream(
     assert len(device.graphs) == captured
 
 
-def test_forwards_that_waiting_experts_need_are_never_captured(device: VirtualDevice) -> None:
+def test_forwards_that_waiting_experts_need_are_never_captured(device):
     """In float32 torch has no grouped product on CUDA. The engine knows this before a capture could fail."""
     recorder = Recorder()
     engine = Engine(on_device(EXPERTS_NAME), ALL_ON, recorder, EngineDeps(costs=FAIR))
@@ -90,38 +80,24 @@ def test_forwards_that_waiting_experts_need_are_never_captured(device: VirtualDe
     assert sum(report.eager_forwards for report in recorder.reports) > 0
 
 
-@pytest.mark.parametrize(("capability", "captured"), [((9, 0), True), ((8, 9), False)])
-def test_experts_in_bfloat16_are_captured_where_torch_multiplies_them_without_a_wait(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], captured: bool
-) -> None:
-    monkeypatch.setattr(experts, "_capability", lambda _: capability)
-    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(torch.bfloat16, "cuda"))
-    networks = ModelForward(checkpoint, 8, ShapePolicy(1, fixed_shapes=False), ExecutionConfig("triton"))
-    assert (networks.graphs is not None) is captured
-
-
 # --- failed captures -----------------------------------------------------------------------------------
 
 
-class FailingCapture(graphs.CudaCapture):
-    """Fails the captures whose numbers are in `failures`, by the error of this number."""
+def fail_captures(patch: pytest.MonkeyPatch, failures: dict[int, Exception]) -> None:
+    """The captures of these numbers fail after the first run, by these errors."""
+    capture, numbers = graphs.CudaCapture.__call__, count()
 
-    failures: ClassVar[dict[int, Exception]] = {}
-    number = 0
+    def failing(self: Any, function: Any) -> Any:
+        error, runs = failures.get(next(numbers)), count()
 
-    def __call__(self, function: Any) -> Any:
-        error = self.failures.get(self.number)
-        type(self).number += 1
-        calls = 0
-
-        def failing() -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            if error is not None and calls == 2:
+        def run() -> torch.Tensor:
+            if next(runs) == 1 and error is not None:
                 raise error
             return function()
 
-        return super().__call__(failing)
+        return capture(self, run)
+
+    patch.setattr(graphs.CudaCapture, "__call__", failing)
 
 
 @pytest.mark.parametrize(
@@ -131,19 +107,15 @@ class FailingCapture(graphs.CudaCapture):
         [(text, old) for text in ("invalid argument", "out of memory") for old in (True, False)],
     ),
 )
-def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch, text: str, old: bool
-) -> None:
+def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(device, monkeypatch, text, old):
     """`old`: as torch 2.11 does. Torch 2.13 closes the pool of a failed capture."""
     device.leaves_pools_open, error = old, RuntimeError(f"CUDA error: {text}")
-    monkeypatch.setattr(FailingCapture, "failures", {0: error, 3: error})
-    monkeypatch.setattr(FailingCapture, "number", 0)
-    monkeypatch.setattr("service.engine.forward.model_forward.CudaCapture", FailingCapture)
+    fail_captures(monkeypatch, {0: error, 3: error})
     recorder = Recorder()
     engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), recorder, EngineDeps(costs=FAIR))
     stream = device.stream
     engine.prepare()
-    assert FailingCapture.number > len(device.graphs) > 10
+    assert device.counts.captures > len(device.graphs) > 10
     torch.cuda.empty_cache()
     assert device.stream is stream
     decode_golden(engine, NAME, 2)
@@ -154,11 +126,9 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(
     assert sum(report.eager_forwards for report in recorder.reports) == before  # small graphs are there
 
 
-def test_a_capture_without_memory_is_tried_again(device: VirtualDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_without_memory_is_tried_again(device, monkeypatch):
     """Without a warm-up: the forward runs in halves, and the shape is captured when it comes again."""
-    monkeypatch.setattr(FailingCapture, "failures", {0: RuntimeError("CUDA error: out of memory")})
-    monkeypatch.setattr(FailingCapture, "number", 0)
-    monkeypatch.setattr("service.engine.forward.model_forward.CudaCapture", FailingCapture)
+    fail_captures(monkeypatch, {0: RuntimeError("CUDA error: out of memory")})
     engine = Engine(on_device(NAME), ALL_ON)
     decode_golden(engine, NAME, 2)
     assert device.counts.replays > 0
@@ -167,22 +137,14 @@ def test_a_capture_without_memory_is_tried_again(device: VirtualDevice, monkeypa
 # --- memory --------------------------------------------------------------------------------------------
 
 
-class Silent:
-    """An observer without interest."""
-
-    def on_step(self, report: StepReport) -> None: ...
-
-    def on_event(self, *_: object) -> None: ...
-
-
 @pytest.mark.parametrize("other", [0, 24 * 2**20], ids=["alone", "beside another process"])
-def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device: VirtualDevice, other: int) -> None:
+def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(device, other):
     """Two processes may share a card: the second one takes what the first has left."""
     device.total_bytes, device.other_bytes = 48 * 2**20 + other, other
     settings = Settings(
         model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16, gpu_memory_utilization=0.9
     )
-    core = load_core(settings, Silent(), EngineDeps(costs=FAIR))
+    core = load_core(settings, Recorder(), EngineDeps(costs=FAIR))
     device.peak_bytes = device.live_bytes
     engine = core.engine
     for request in mixed_requests(12):
@@ -195,7 +157,7 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
     core.close()
 
 
-def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice) -> None:
+def test_fewer_rows_where_the_largest_forward_does_not_fit(device):
     checkpoint = on_device(NAME)
     device.total_bytes = device.live_bytes + 24 * 2**20
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", gpu_memory_utilization=1.0)
@@ -207,9 +169,7 @@ def test_fewer_rows_where_the_largest_forward_does_not_fit(device: VirtualDevice
 # --- devices -------------------------------------------------------------------------------------------
 
 
-def test_a_device_with_an_index_is_the_current_one_of_every_thread(
-    device: VirtualDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_with_an_index_is_the_current_one_of_every_thread(device, monkeypatch):
     """Triton starts kernels on the current device of the calling thread."""
     engine = Engine(on_device(NAME), ALL_ON)
     assert device.used == [torch.device("cuda:0")]

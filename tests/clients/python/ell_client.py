@@ -1,14 +1,12 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "ell-ai[sqlite]==0.0.17",
-# ]
+# dependencies = ["ell-ai[sqlite]==0.0.17"]
 # ///
 """ell: a client of OpenAI for `ell.simple`."""
 
 import ell
 import openai
-from parts import DEMO, KEY, MODEL, STORY, part, run
+from parts import DEMO, KEY, MODEL, STORY, run
 
 client = openai.OpenAI(base_url=f"{DEMO}v1", api_key=KEY)
 
@@ -19,9 +17,6 @@ def ask(story: str) -> str:
     return story
 
 
-@part
-def simple():
-    assert ask(STORY)
-
-
-run()
+run(
+    simple=lambda: ask(STORY),
+)
