@@ -128,11 +128,9 @@ class EngineProcess(Frames):
             install_logs(settings)
             set_threads(torch_threads(), settings.tensor_parallel_size)
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
-        except MrpServeError as error:
-            self._send(messages.EngineStartFailed(error))
-            return
         except Exception as error:  # noqa: BLE001 - the replica raises it
-            self._send(messages.EngineStartFailed(EngineFailed(type_and_line(error))))
+            failure = error if isinstance(error, MrpServeError) else EngineFailed(type_and_line(error))
+            self._send(messages.EngineStartFailed(failure))
             return
         tune_interpreter()
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room)
@@ -165,10 +163,8 @@ class EngineProcess(Frames):
         compiled = request
         try:
             compiled = await self._core.compiled(request, constraint)
-        except MrpServeError as problem:
-            error = problem
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
-            error = unexpected_error(problem, request.request_id)
+            error = problem if isinstance(problem, MrpServeError) else unexpected_error(problem, request.request_id)
         if self._compiling.get(request.request_id) is not request:
             return
         del self._compiling[request.request_id]
@@ -191,10 +187,9 @@ class EngineProcess(Frames):
         try:
             weights, pause = await self._core.control(self._steps.thread, call.command)
             reply = messages.EngineReply(call.number, None, weights, pause)
-        except MrpServeError as error:
-            reply = messages.EngineReply(call.number, error)
-        except Exception as error:  # noqa: BLE001 - the log gets its place, the replica no message
-            reply = messages.EngineReply(call.number, unexpected_error(error, ""))
+        except Exception as error:  # noqa: BLE001 - as in `_compile`
+            failure = error if isinstance(error, MrpServeError) else unexpected_error(error, "")
+            reply = messages.EngineReply(call.number, failure)
         self._send(reply)
 
 

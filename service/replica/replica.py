@@ -93,10 +93,8 @@ class Replica:
                             yield item
             ending = self._counted(request, answer)
             yield item or ending
-        except MrpServeError as error:
-            yield Failure(error)
         except Exception as error:  # noqa: BLE001 - its message may quote the request
-            yield Failure(unexpected_error(error, request.origin.request_id))
+            yield _failure(error, request)
         finally:
             self._in_flight -= 1
 
@@ -217,10 +215,8 @@ class Replica:
     async def count(self, request: ReplicaRequest) -> int | Failure:
         try:
             return len(await self._encode(request))
-        except MrpServeError as error:
-            return Failure(error)
         except Exception as error:  # noqa: BLE001 - as in `stream`
-            return Failure(unexpected_error(error, request.origin.request_id))
+            return _failure(error, request)
 
     def status(self) -> Status:
         return Status(self._replica, self._engine.failure, self._control.card, pause=self._control.pause)
@@ -234,6 +230,10 @@ class Replica:
         self._encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:
             self._tracing.close()
+
+
+def _failure(error: Exception, request: ReplicaRequest) -> Failure:
+    return Failure(error if isinstance(error, MrpServeError) else unexpected_error(error, request.origin.request_id))
 
 
 def _then_trim_memory(encode: Callable[[], _T]) -> _T:

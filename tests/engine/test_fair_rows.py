@@ -36,9 +36,6 @@ class TestFairRows:
         assert rooms({"heavy": TenantLoad(1, 56), "light": TenantLoad(4, 1)}) == {"heavy": 1, "light": 1}
         assert rooms({"heavy": TenantLoad(4, 56), "light": TenantLoad(1, 1)}) == {"heavy": 28, "light": 1}
 
-    def test_the_rows_of_a_forward_are_shared_where_more_are_wanted(self) -> None:
-        assert rooms({"heavy": TenantLoad(1, 400), "other": TenantLoad(1, 300)}) == {"heavy": 128, "other": 128}
-
     @given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 60)), min_size=2, max_size=8))
     def test_every_tenant_gets_on_and_no_time_is_longer_than_the_shares_allow(
         self, tenants: list[tuple[float, int]]

@@ -77,12 +77,6 @@ class TestAdmission:
             target.remove(running_request)
         assert order == ["flood-1", "old", "flood-2", "urgent", "late"]
 
-    def test_places_are_limited(self) -> None:
-        target = scheduler(max_running=2)
-        queue(target, *(request_of(name, [1]) for name in "abc"))
-        assert len(admit(target)) == 2
-        assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
-
     def test_mrp_drafts_for_one_request_but_not_for_many_that_start_together(self) -> None:
         costs = StepCosts(Curve(((1, 10.0), (8, 10.0), (256, 400.0))), Curve(((1, 0.5), (256, 0.5))))
         for count, uses_mrp in ((1, True), (8, False)):

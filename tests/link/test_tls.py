@@ -57,13 +57,6 @@ async def test_answers_of_a_draining_replica_arrive_over_tls(encrypted: Service)
     assert await answers_of_a_drain(encrypted) == [answer("a")] * 3
 
 
-async def test_an_ingress_without_tls_gets_no_link(encrypted: Service, caplog: pytest.LogCaptureFixture) -> None:
-    encrypted.tls = (encrypted.tls[0], None)
-    await encrypted.ingress()
-    assert encrypted.linked == 0
-    assert not encrypted.servers["a"]._unproven
-
-
 async def test_a_certificate_of_another_authority_is_refused_at_both_ends(
     encrypted: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

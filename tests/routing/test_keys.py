@@ -14,7 +14,7 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams, Sharing
 from service.ipc.data import Arrival
 from service.messages.wire import ReplicaRequest
-from service.routing.keys import PrefixKeys, boundaries, prefix_keys
+from service.routing.keys import PrefixKeys, prefix_keys
 
 TEXT = "".join(chr(97 + n * n % 23) for n in range(3000))
 
@@ -92,9 +92,3 @@ def test_other_processes_make_the_same_keys() -> None:
         for seed in ("1", "2")
     }
     assert outputs == {f"{keys(text=TEXT, session='s')} {keys(token_ids=(1, 2, 3))}\n".encode()}
-
-
-def test_the_keys_of_a_long_prompt_are_some_dozens() -> None:
-    assert len(list(boundaries(10_000, 64))) < 32
-    assert len(list(boundaries(1_000_000, 64))) < 64
-    assert len(prefix_keys(request(text=TEXT * 4)).keys) < 64

@@ -143,11 +143,3 @@ def test_a_dent_is_measured_again_and_stays_only_if_it_is_there_each_time() -> N
     assert measure(slow, 256, has_mrp=False, clock=slow.clock).backbone.at(4) == pytest.approx(0.6)
     slow = Slow(disturbed_at_first)
     assert measure(slow, 256, has_mrp=False, clock=slow.clock).backbone.at(4) == pytest.approx(0.5)
-
-
-def test_a_forward_of_seconds_is_the_last_that_is_measured() -> None:
-    slow = Slow(lambda rows: 5.0 * rows)
-    curve = measure(slow, 256, has_mrp=False, clock=slow.clock).backbone
-    assert curve.at(2) == pytest.approx(10)
-    assert curve.at(16) == pytest.approx(80)
-    assert max(rows for rows in slow.sizes if rows != 8) <= 2  # 8 states measure the price of reading

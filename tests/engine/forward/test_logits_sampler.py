@@ -77,10 +77,6 @@ class TestNoise:
             tokens, _, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
             assert tokens.tolist() == [max(range(1, 200), key=wanted.__getitem__)]
 
-    def test_extreme_words_stay_finite(self) -> None:
-        corners = torch.tensor([[0, 0], [0xFFFFFFFF, 0xFFFFFFFF], [0, 0xFFFFFFFF]])
-        assert gumbel(corners, torch.arange(100_000)).isfinite().all()
-
 
 def chi_square(counts: Counter, probabilities: dict) -> float:
     total = sum(counts.values())
