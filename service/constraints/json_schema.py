@@ -220,15 +220,16 @@ class _Adapter:
             name: schema[name] for name in ("minProperties", "maxProperties") if isinstance(schema.get(name), int)
         }
         properties, required = schema.get("properties"), items_of(schema.get("required"))
-        is_open = schema.get("additionalProperties") is not False or bool(schema.get("patternProperties"))
-        if is_open and bounds.get("minProperties", 0) - len(required) > 1:  # the library counts a repeated name again
+        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+        if (
+            not closed and bounds.get("minProperties", 0) - len(required) > 1
+        ):  # the library counts a repeated name again
             bounds.pop("minProperties")
             del schema["minProperties"]
             self.ignored.append(f"{path}minProperties")
         if not bounds or not isinstance(properties, dict):
             return
         optional = [name for name, value in properties.items() if name not in required and value is not False]
-        closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
         if closed and bounds.get("maxProperties", -1) >= len(properties):
             bounds.pop("maxProperties")
             del schema["maxProperties"]

@@ -40,12 +40,10 @@ class References:
 
     def is_missing(self, reference: str) -> bool:
         """Whether a reference leads to nothing within the schema. Nothing is fetched."""
-        if self._has_ids:
-            return False
         try:
             self.target(reference)
         except KeyError:
-            return True
+            return not self._has_ids
         return False
 
     def resolved(self, schema: Any) -> Any:

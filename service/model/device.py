@@ -48,11 +48,10 @@ def pick_device(name: str) -> str:
         raise SettingsError(
             f"device is {name!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'", param="device"
         ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(f"device is {name!r}, but torch sees no CUDA device here", param="device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise SettingsError(f"device is {name!r}, but torch sees {count} CUDA devices here", param="device")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        devices = f"{count} CUDA devices" if count else "no CUDA device"
+        raise SettingsError(f"device is {name!r}, but torch sees {devices} here", param="device")
     return name
 
 

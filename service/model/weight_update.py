@@ -24,7 +24,7 @@ from service.model.parameter_builder import TensorOptions
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import PublishedScheme, published_scheme
 from service.model.weight_mapping import WeightSource
-from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, WeightShapes, load_weights
+from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, load_weights
 
 
 def check_update(
@@ -43,7 +43,7 @@ def check_update(
 
 def _check_shapes(folders: Sequence[str], served: ModelConfig, options: LoadOptions, *, partial: bool) -> CheckedUpdate:
     paths = [resolve(folder) for folder in folders]
-    shapes = [WeightShapes(path) for path in paths]
+    shapes = [WeightFiles(path, "meta") for path in paths]
     newest = shapes[-1]
     if not newest.names:
         raise CheckpointError(f"{paths[-1]}: its files have no weights")
@@ -130,7 +130,7 @@ def _replace_tensors(served: Checkpoint, device: torch.device) -> None:
         setattr(module.get_submodule(owner), leaf, nn.Parameter(new, requires_grad=False) if is_parameter else new)
 
 
-def _needed(shapes: Sequence[WeightShapes]) -> list[int]:
+def _needed(shapes: Sequence[WeightFiles]) -> list[int]:
     """The indices of folders with a weight that no later folder has, ascending."""
     needed, names = list[int](), set[str]()
     for index in reversed(range(len(shapes))):

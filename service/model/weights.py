@@ -30,7 +30,7 @@ MRP_PREFIX = "mrp_modules.0.model."
 
 
 class WeightFiles:
-    """The safetensors files of a checkpoint. `device`: where weights are read to.
+    """The safetensors files of a checkpoint. `device`: where weights are read to. On `meta` they have a shape only.
 
     Raises CheckpointError for a file that is missing or not whole.
     """
@@ -57,32 +57,14 @@ class WeightFiles:
         """
         file = self._files[name]
         if file != self._opened_file or self._mapped > _MAX_MAPPED:
-            self._opened = open_file(file, "pt", self._device)
+            self._opened = open_file(file, "pt", "cpu" if self._device == "meta" else self._device)
             self._opened_file = file
             self._mapped = 0
+        if self._device == "meta":
+            return torch.empty(self._opened.get_slice(name).get_shape(), device="meta")
         weight: Tensor = self._opened.get_tensor(name)
         self._mapped += weight.nbytes
         return weight
-
-
-class WeightShapes:
-    """The shapes of a checkpoint's weights, from the headers of its files. Weights are on the meta device.
-
-    Raises CheckpointError for a file that is missing or not whole.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._shapes: dict[str, list[int]] = {}
-        for file in weight_files(path):
-            with open_file(file, "pt") as opened:
-                self._shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._shapes.keys()
-
-    def read(self, name: str) -> Tensor:
-        return torch.empty(self._shapes[name], device="meta")
 
 
 class OverlaidWeights:

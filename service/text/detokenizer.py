@@ -60,7 +60,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0) -> None:
         self._unsearched = min_tokens if stop else 0
-        self._stops = StopMatcher(stop) if stop else None
+        self._stops = [StopAutomaton(text) for text in stop]
         self._decoder = IncrementalDetokenizer(tokenizer)
         self._held = ""
         self.stopped_by: str | None = None
@@ -92,41 +92,23 @@ class TextStream:
         return ready
 
     def _add(self, text: str) -> str:
-        if self._stops is None:
+        if not self._stops:
             return text
         held = self._held + text
         for count, letter in enumerate(text, len(self._held) + 1):
-            if length := self._stops.step(letter):
+            if length := max([automaton.step(letter) for automaton in self._stops]):  # of several the longest
                 self.stopped_by, self._held = held[count - length : count], ""
                 return held[: count - length]
-        certain = len(held) - self._stops.pending
+        certain = len(held) - max(automaton.length for automaton in self._stops)
         self._held = held[certain:]
         return held[:certain]
 
 
-class StopMatcher:
-    """Finds the first of several stop texts, none of them empty, in a text that comes letter by letter.
+class StopAutomaton:
+    """Finds a stop text, not empty, in a text that comes letter by letter, in a time that grows only with the text.
 
-    Each stop text has an automaton (Knuth, Morris, Pratt), so the time grows only with the text. The automaton's table
-    grows only as far as its stop text has matched, so a stop text of a megabyte costs nothing before it matches.
-    """
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._automata = [_StopAutomaton(text) for text in texts]
-
-    @property
-    def pending(self) -> int:
-        """The number of last letters that may be the beginning of a stop text."""
-        return max((automaton.length for automaton in self._automata), default=0)
-
-    def step(self, letter: str) -> int:
-        """Adds the next letter. Returns the length of the longest stop text that it completes, 0 for none."""
-        return max((automaton.step(letter) for automaton in self._automata), default=0)
-
-
-class _StopAutomaton:
-    """Matches one stop text. `length`: the number of its first letters that the last letters match.
-
+    `length`: the number of its first letters that the last letters match. The table (Knuth, Morris, Pratt) grows only
+    as far as the stop text has matched, so a stop text of a megabyte costs nothing before it matches.
     `_table[n - 1]`: the length of the longest shorter beginning of the stop text that its first n letters end with.
     """
 

@@ -145,24 +145,16 @@ def test_states_of_one_sequence_copy_their_prefix_once() -> None:
     assert len(batch.pages) == 1000
 
 
-def test_layers_do_not_share_pages() -> None:
-    config = parse_config(tiny_config())
-    cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
+@pytest.mark.parametrize(("writes_kv", "written"), [(True, [(2, 2)]), (False, [])])
+def test_a_row_writes_its_sequences_page_of_one_layer_if_its_block_is_final(
+    writes_kv: bool, written: list[tuple[int, int]]
+) -> None:
+    cache = PagedCache(parse_config(tiny_config()), 3, torch.device("cpu"), torch.float32)
     assert cache.keys.shape == (3, 3 + NUM_SPARE, 4, 2, 16)
-    forward = attention_backend(cache).prepare([row_at([2], 0, writes_kv=True)])
+    forward = attention_backend(cache).prepare([row_at([2], 0, writes_kv=writes_kv)])
     ones = torch.ones(1, 4, 2, 16)
     forward(2, torch.ones(1, 4, 4, 16), ones, ones)
-    written = [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()]
-    assert written == [(2, 2)]
-
-
-def test_a_block_that_is_not_final_writes_no_page_of_its_sequence() -> None:
-    config = parse_config(tiny_config())
-    cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
-    forward = attention_backend(cache).prepare([row_at([2, 1], 1, writes_kv=False)])
-    ones = torch.ones(1, 4, 2, 16)
-    forward(0, torch.ones(1, 4, 4, 16), ones, ones)
-    assert not cache.keys[:, :3].any()
+    assert [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()] == written
 
 
 def test_memory_of_a_page() -> None:
@@ -180,7 +172,7 @@ def test_an_unknown_backend_says_which_there_are() -> None:
 
 
 def test_the_setting_has_the_names_there_are() -> None:
-    assert set(get_args(Settings.model_fields["attention"].annotation)) == {"auto", *ATTENTION_BACKENDS}
+    assert set(get_args(Settings.model_fields["attention_backend"].annotation)) == {"auto", *ATTENTION_BACKENDS}
 
 
 def test_on_cuda_auto_is_triton_where_it_can_compile(

@@ -74,15 +74,6 @@ class TestLoading:
         (folder / "model.safetensors").unlink()
         assert_same(load_checkpoint(folder), load_checkpoint(FIRST))
 
-    def test_a_bare_backbone(self, folder: Path) -> None:
-        change_weights(folder, lambda w: [w.pop(name) for name in list(w) if name.startswith("mrp_modules")])
-        change_config(folder, num_nextn_predict_layers=0)
-        checkpoint = load_checkpoint(folder)
-        assert checkpoint.mrp is None
-        assert checkpoint.config.mrp is None
-        full = load_checkpoint(FIRST)
-        assert torch.equal(checkpoint.backbone.embed_tokens.weight, full.backbone.embed_tokens.weight)
-
     @pytest.mark.parametrize("stored", [False, True])
     def test_tied_embeddings_with_or_without_a_stored_head(self, folder: Path, stored: bool) -> None:
         if not stored:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 import service.demo
 from service.text import TextCodec
-from service.text.detokenizer import StopMatcher
+from service.text.detokenizer import StopAutomaton
 from tests.tiny import GOLDEN
 
 LETTERS = "ab é€😀日本語\u0301\u200d👩🏽‍🚀\n�"
@@ -127,7 +127,7 @@ def test_a_long_stop_text_that_an_answer_follows_far_costs_no_more_than_the_answ
     stop = CountedText("ab" * 30_000)
     stop.looks = 0
     text = ("ab" * 2_000 + "c") * 4
-    automaton = StopMatcher([stop])
+    automaton = StopAutomaton(stop)
     assert not any(automaton.step(letter) for letter in text)
-    assert automaton.pending == 0
+    assert automaton.length == 0
     assert stop.looks < 6 * len(text)

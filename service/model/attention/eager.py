@@ -187,9 +187,13 @@ class SharedPrefixBatch:
     @classmethod
     def build(cls, units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> SharedPrefixBatch:
         """A batch whose `rows` begin at 0. Either all units have a prefix or none."""
-        shape = _UnitShape(len(units), cache.heads_per_key)
-        num_rows = sum(unit.num_rows for unit in units)
-        return cls(slice(0, num_rows), *_prefix(units, cache), _own_mask(units, rows, cache), shape)
+        counts, pages, mask = np.array([unit.base for unit in units]), None, None
+        if longest := int(counts.max()):  # padding repeats the unit's first page, never another unit's page
+            padded = _padded_pages(units, [unit.pages[0] for unit in units], longest)
+            pages = to_device_async(padded, cache.keys.device)
+            mask = _page_mask(counts, longest, cache) if counts.min() < longest else None
+        num_rows, shape = sum(unit.num_rows for unit in units), _UnitShape(len(units), cache.heads_per_key)
+        return cls(slice(0, num_rows), pages, mask, _own_mask(units, rows, cache), shape)
 
     def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
         """The rows' attention over one layer's pages and themselves, `[R, L, heads * D]`."""
@@ -200,16 +204,6 @@ class SharedPrefixBatch:
             k, v = (self.shape.keys(pages.index_select(0, self.pages)) for pages in (keys, values))
             out = merge(attend(folded, k, v, self.prefix_mask), among_rows)
         return self.shape.rows(out, rows.q)
-
-
-def _prefix(units: Sequence[PrefixUnit], cache: PagedCache) -> tuple[Tensor | None, Tensor | None]:
-    """The units' pages and their mask. Padding repeats the unit's first page, never another unit's page."""
-    counts = np.array([unit.base for unit in units])
-    longest = int(counts.max())
-    if not longest:
-        return None, None
-    pages = to_device_async(_padded_pages(units, [unit.pages[0] for unit in units], longest), cache.keys.device)
-    return pages, _page_mask(counts, longest, cache) if counts.min() < longest else None
 
 
 def _padded_pages(units: Sequence[PrefixUnit], padding: Sequence[int], length: int) -> np.ndarray:

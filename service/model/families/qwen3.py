@@ -179,10 +179,9 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("attention_bias"):
-        raise CheckpointError("config.json: attention_bias is true, which is not supported")
-    if raw.get("use_sliding_window"):
-        raise CheckpointError("config.json: use_sliding_window is true, which is not supported")
+    for key in ("attention_bias", "use_sliding_window"):
+        if raw.get(key):
+            raise CheckpointError(f"config.json: {key} is true, which is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"config.json: hidden_act is {raw['hidden_act']!r}, only 'silu' is supported")
     for key in ("torch_dtype", "dtype"):
