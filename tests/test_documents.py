@@ -1,4 +1,4 @@
-"""Pages for readers: the modules and classes that they name exist, and their sentences name their nouns."""
+"""Pages for readers: the modules and classes that they name exist."""
 
 import ast
 import re

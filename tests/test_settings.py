@@ -136,15 +136,15 @@ def test_settings_are_frozen_and_cross_processes() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
+def test_the_served_name() -> None:
+    assert Settings(model="/some/where/model/").model_name == "model"
+    assert Settings(model="owner/model@1", served_model_name="mine").model_name == "mine"
+
+
 def test_the_shares_of_all_ingresses_are_at_least_the_whole() -> None:
     settings = Settings(api_server_count=3)
     assert [settings.per_ingress(whole) for whole in (1, 3, 80, 81)] == [1, 1, 27, 27]
     assert Settings().per_ingress(80) == 80
-
-
-def test_the_served_name() -> None:
-    assert Settings(model="/some/where/model/").model_name == "model"
-    assert Settings(model="owner/model@1", served_model_name="mine").model_name == "mine"
 
 
 @pytest.mark.parametrize(

@@ -169,36 +169,31 @@ class RateLimits:
 
     def __init__(self, clock: Callable[[], float], sharers: int = 1) -> None:
         self._clock, self._sharers = clock, sharers
-        self._requests: dict[str, Bucket] = {}
-        self._tokens: dict[str, Bucket] = {}
+        self._buckets: dict[tuple[str, str], Bucket] = {}  # by the name of the key, and requests or tokens
 
     def take_request(self, key: ApiKey) -> None:
         """Counts a request of the key. RateLimited if the key may send none now."""
         if key.requests_per_minute is not None:
-            bucket = self._bucket(self._requests, key, key.requests_per_minute)
-            _check(bucket, 1.0, f"key {key.name!r} may have {key.requests_per_minute} requests a minute")
-            bucket.consume(1.0)
+            self._check(key, "requests", key.requests_per_minute, 1.0)
+            self._buckets[key.name, "requests"].consume(1.0)
 
     def give_back_request(self, key: ApiKey) -> None:
         """A request of the key does not count after all."""
-        if key.requests_per_minute is not None:
-            self._bucket(self._requests, key, key.requests_per_minute).consume(-1.0)
+        if bucket := self._buckets.get((key.name, "requests")):
+            bucket.consume(-1.0)
 
     def check_tokens(self, key: ApiKey, tokens: float) -> None:
         """RateLimited if the key may not use `tokens` tokens now."""
         if key.tokens_per_minute is not None:
-            bucket = self._bucket(self._tokens, key, key.tokens_per_minute)
-            _check(bucket, tokens, f"key {key.name!r} may have {key.tokens_per_minute} tokens a minute")
+            self._check(key, "tokens", key.tokens_per_minute, tokens)
 
     def consume_tokens(self, tenant: str, tokens: float) -> None:
         """Counts tokens of the tenant. A negative number corrects an estimate that was too high."""
-        if bucket := self._tokens.get(tenant):
+        if bucket := self._buckets.get((tenant, "tokens")):
             bucket.consume(tokens)
 
-    def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
-        return buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
-
-
-def _check(bucket: Bucket, amount: float, limit: str) -> None:
-    if wait_s := bucket.wait_s(amount):
-        raise RateLimited(f"{limit}; try again in {wait_s:.1f} s", retry_after=wait_s)
+    def _check(self, key: ApiKey, unit: str, per_minute: int, amount: float) -> None:
+        bucket = self._buckets.setdefault((key.name, unit), Bucket(per_minute / self._sharers, self._clock))
+        if wait_s := bucket.wait_s(amount):
+            limit = f"key {key.name!r} may have {per_minute} {unit} a minute"
+            raise RateLimited(f"{limit}; try again in {wait_s:.1f} s", retry_after=wait_s)

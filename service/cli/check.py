@@ -46,12 +46,9 @@ def command(options: _Options) -> None:
     Console().print(table)
     if codec.template.warning:
         print(f"warning: {codec.template.warning}", file=sys.stderr)
-    if options.write:
-        _write(checkpoint, options)
-
-
-def _write(checkpoint: Checkpoint, options: _Options) -> None:
-    """Writes the facts that the options may override into config.json, so that every later command has them."""
+    if not options.write:
+        return
+    # The facts that the options may override are written, so that every later command has them.
     config, path = checkpoint.config, checkpoint.path / "config.json"
     if checkpoint.path != Path(options.name):
         raise SettingsError(f"--write changes folders, and {options.name} is in the hub's cache", param="write")
@@ -146,8 +143,7 @@ def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, st
 def _types(checkpoint: Checkpoint) -> str:
     from service.model.quantization.schemes import published_scheme
 
-    scheme = checkpoint.config.quantization
-    if scheme is None:
+    if (scheme := checkpoint.config.quantization) is None:
         return str(checkpoint.dtype)
     wide = f", but for {len(checkpoint.wide_layers)}" if checkpoint.wide_layers else ""
     published = ", as they are published" if published_scheme(checkpoint.raw) else ""

@@ -262,11 +262,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Keyword arguments, then the environment, then the file. All are checked for unknown keys."""
-        variables = {
-            key[len(PREFIX) :].lower(): os.environ[key]
-            for key in os.environ
-            if key.upper().startswith(PREFIX) and key not in VARIABLES
-        }
+        chosen = [key for key in os.environ if key.upper().startswith(PREFIX) and key not in VARIABLES]
+        variables = {key[len(PREFIX) :].lower(): os.environ[key] for key in chosen}
         arguments = by_setting(init_settings(), cls.model_fields, "settings")
         environment = by_setting(variables, cls.model_fields, f"environment ({PREFIX}…)")
         path = arguments.get("config") or environment.get("config")

@@ -6,7 +6,6 @@ import pytest
 
 from service.decode.modes import MODES
 from service.demo import check
-from service.engine import Engine
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
 
@@ -26,20 +25,6 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
     assert answer["tokens_per_forward"] > 1
     assert answer["finish_reason"] == "stop"
     assert check(STORY, answer["text"])
-
-
-def test_generate_measures_forwards_before_the_answers_time_begins(run, priced, capsys, monkeypatch):
-    order = []
-    for name in ("measure_costs", "submit"):
-        original = getattr(Engine, name)
-        monkeypatch.setattr(
-            Engine, name, lambda *arguments, name=name, original=original: order.append(name) or original(*arguments)
-        )
-    assert run("generate", STORY, "--max-new-tokens", 4) == 0
-    assert order == ["measure_costs", "submit"]
-    assert run("generate", STORY, "--mode", "static", "--max-new-tokens", 4) == 0
-    assert order == ["measure_costs", "submit", "submit"]
-    assert len(capsys.readouterr().err.splitlines()) == 2  # the statistics, in a line each
 
 
 def test_generate_keeps_to_a_constraint(run, priced, capsys, tmp_path):

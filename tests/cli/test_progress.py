@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from service.cli.output import WIDE, Counter, notes
+from service.cli.output import Counter
 
 
 def counts(screen):
@@ -40,9 +40,3 @@ def test_a_terminal_has_a_bar_with_the_count_and_the_time_left(terminal, capsys)
     assert re.search(r"\d:\d\d:\d\d|-:--:--", screen)
     assert "two" in screen
     assert not counts(screen)
-
-
-def test_without_a_terminal_there_is_room(run, capsys):
-    assert notes().width == WIDE
-    assert run("quality") == 0
-    assert "sequential tokens_per_step=1 entropy_bound=0.1 " in capsys.readouterr().out  # in one line

@@ -118,11 +118,6 @@ def test_an_application_that_serve_refuses_as_a_whole() -> None:
     )
 
 
-@pytest.mark.parametrize("message", ["", failed(MEMORY, 1), SCHEDULED])
-def test_a_failure_that_may_pass_is_no_refusal(message: str) -> None:
-    readiness.refuse(application(Generator=deployment({"STARTING": 1}, message), Ingress=UP))
-
-
 def test_it_waits_until_the_application_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter(["DEPLOYING", "DEPLOYING", "RUNNING"])
     lines: list[str] = []

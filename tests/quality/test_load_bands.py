@@ -26,12 +26,6 @@ class TestBands:
     def test_give_a_load_its_plan(self, load: float, plan: Plan) -> None:
         assert at_load(bands_of([(1, STATIC), (8, QUICK)]), load) == plan
 
-    def test_in_words(self) -> None:
-        assert in_words(bands_of([(1, STATIC)])) == "static tokens_per_step=1"
-        assert in_words(bands_of([(1, STATIC), (16, QUICK)])) == (
-            "static tokens_per_step=1 up to 4 requests, dynamic threshold=0.5 above"
-        )
-
 
 class TestACalibration:
     def test_chooses_at_every_load(self) -> None:
@@ -75,6 +69,3 @@ class TestLoadHysteresis:
         loads = [1, 2, 3, 4, 5, 5, 6, 5, 4, 5, 4, 3, 4, 5, 6]
         seen = [at_load(bands, steady.follow(load)).mode for load in loads]
         assert seen == ["static"] * 6 + ["dynamic"] * 5 + ["static"] * 3 + ["dynamic"]
-
-    def test_a_jump_is_followed_at_once(self) -> None:
-        assert self.followed(1, 100, 1) == [1, 80, 1.25]

@@ -46,14 +46,6 @@ def test_fields_of_ray_are_left_out(kind: str) -> None:
     assert "_ray" not in log_formatter(kind).format(record)
 
 
-def test_an_exception_is_part_of_the_line() -> None:
-    try:
-        raise ValueError("seen")
-    except ValueError as error:
-        record = logging.makeLogRecord({"name": "service", "msg": "failed", "exc_info": (ValueError, error, None)})
-    assert "ValueError: seen" in json.loads(log_formatter("json").format(record))["exception"]
-
-
 def test_an_unexpected_error_is_logged_by_type_and_line(caplog: pytest.LogCaptureFixture) -> None:
     try:
         try:

@@ -107,14 +107,6 @@ class TestTemperatures:
                 assert result.difference == pytest.approx((result.right - plain.right) / 7)
         assert {job.together for job in notebook.records if job.temperature} == {2}
 
-    def test_a_plan_outside_every_margin_is_not_measured_further(self, calibration, monkeypatch):
-        warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.7,)))
-        monkeypatch.setattr(Calibration, "_allowed", lambda self, notebook: {self.plan_names[0]})
-        notebook = Notebook(None, {})
-        assert list(warm.run(notebook)) == warm.jobs
-        assert {job.plan for job in notebook.records if job.temperature} == {warm.plan_names[0]}
-        assert [bool(row.sampled) for row in warm.rows(notebook, "cpu")] == [True, False, False, False]
-
 
 class TestRowsOfMadeUpRecords:
     def record(self, plan, start, right, cpu_s, **changes):
