@@ -1,4 +1,4 @@
-"""Pages for readers: the modules and classes that they name exist."""
+"""Pages for readers: the modules and classes that they name exist, and their sentences name their nouns."""
 
 import ast
 import re
@@ -25,6 +25,13 @@ CLASSES = {
     for node in ast.parse(path.read_text("utf-8")).body
     if isinstance(node, ast.ClassDef)
 }
+#: a habit of dense prose -> its pattern in a sentence that is no question
+HABITS = {
+    "a clause instead of a noun": r"\b[Ww]hat(ever)?\b",
+    "an elided head": r"`[^`]+`: (of|by|for|in|to|from|with|at|on) ",
+    "a number without a name": r"\b([Ss]o|[Aa]s) (many|much)\b",
+    "a chain of reference": r"\b([Tt]hat|[Tt]hose) (of|that|which)\b|\bof (which|whose)\b",
+}
 
 
 def missing_modules(text: str) -> list[str]:
@@ -38,6 +45,13 @@ def missing_classes(text: str) -> Iterator[str]:
         for name in re.findall(r"`([A-Z]\w*[a-z]\w*)\b[^`]*`", spans):
             if not any(name == other and f"/{path}" in module for module, other in CLASSES):
                 yield f"{name} ({path})" if path else name
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a page, one for each cell of a table, without questions."""
+    lines = re.sub(r"\n(?![\n|#*-]|\d+\.)", " ", text)
+    parts = re.split(r"(?<=[.;?])\s+|\n|\|", re.sub(r"\]\([^)]*\)", "]", lines))
+    return [part for part in parts if not part.rstrip(" *)").endswith("?")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("dev")])  # the lab names deleted code
@@ -57,3 +71,20 @@ def test_codes_of_errors_exist() -> None:
     rows = re.findall(r"^\| \d{3} (`\w+`(?:, `\w+`)*) \|", "\n".join(PAGES.values()), re.MULTILINE)
     assert rows
     assert set(re.findall(r"\w+", " ".join(rows))) <= codes | {"not_found"}  # no class: FastAPI's own
+
+
+def test_a_missing_name_is_found() -> None:
+    assert missing_modules("`gone.py` `engine/engine.py` `service/gone/engine.py`") == [
+        "gone.py",
+        "service/gone/engine.py",
+    ]
+    text = "`Gone` `Engine(a)` `Engine`, `Lost.x` (`engine/`) `Engine` (`decode/`) `GPU`"
+    assert list(missing_classes(text)) == ["Gone", "Lost (engine/)", "Engine (decode/)"]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_sentences_name_their_nouns(habit: str) -> None:
+    matches = [
+        f"{page}: {part}" for page, text in PAGES.items() for part in sentences(text) if re.search(HABITS[habit], part)
+    ]
+    assert matches == []

@@ -22,7 +22,7 @@ FOLDERS = (
     "benchmarks/gpu",
 )
 #: module -> why it needs more
-OTHERS = {"training.rl": "it asks a server over HTTP"}
+OTHERS = {"training.rl": "it asks a server over HTTP", "training.cli": "options", "training.workers": "Ray starts it"}
 
 CHILD = """
 import builtins, importlib, sys

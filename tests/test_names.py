@@ -1,7 +1,9 @@
-"""Names: one word for one thing, and nouns for variables."""
+"""Names and sentences: one word for one thing, nouns for variables, and the field's words."""
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,19 @@ PRONOUNS = re.compile(
 SUBJECTLESS = re.compile("test_(what|who|nobody|how|whoever|whatever)_")
 #: the most arguments of a call that a reader can tell apart without names; kernels of Triton take more
 MAX_POSITIONAL = 6
+#: words by which an engineer from vLLM, SGLang or Hugging Face looks for things
+FIELD = (
+    "AttentionBackend", "ChatTemplate", "CUDA graph", "detokenizer", "EngineCore", "Executor", "grammar",
+    "logprobs", "max_num_seqs", "ModelRunner", "PrefixCache", "Quant", "reasoning parser", "Sampler", "SamplingParams",
+    "Scheduler", "tensor.parallel", "tool parser", "weight update",
+)  # fmt: skip
+#: a habit of dense prose -> its pattern in a sentence, and the most sentences of `service` that have it
+HABITS = {
+    "a clause instead of a noun": (r"\b[Ww]hat(ever)?\b", 60),
+    "an elided head": (r"`[\w.]+`: (of|by|for|in|to|from|with|at|on) ", 0),
+    "a number without a name": (r"\b([Ss]o|as) (many|much)\b", 10),
+    "a chain of reference": (r"\b(that|those) of\b", 15),
+}
 
 
 def definitions() -> dict[str, list[str]]:
@@ -48,6 +63,18 @@ def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
+def sentences() -> Iterator[tuple[str, str]]:
+    """The sentences of docstrings and comments, and their files."""
+    for path, tree in TREES.items():
+        nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, nodes)]
+        tokens = tokenize.generate_tokens(io.StringIO(SOURCES[path]).readline)
+        texts += [token.string.lstrip("#: ") for token in tokens if token.type == tokenize.COMMENT]
+        for text in texts:
+            for sentence in re.split(r"(?<=[.;])\s+", text):
+                yield re.sub(r"\s+", " ", sentence), path
+
+
 def test_a_class_name_has_one_meaning() -> None:
     assert {name: paths for name, paths in definitions().items() if len(paths) > 1} == {}
 
@@ -72,3 +99,16 @@ def test_calls_name_their_arguments() -> None:
         if isinstance(node, ast.Call) and len(node.args) > MAX_POSITIONAL and not isinstance(node.func, ast.Subscript)
     ]
     assert crowded == []
+
+
+@pytest.mark.parametrize("word", FIELD)
+def test_the_fields_word_finds_its_place(word: str) -> None:
+    pattern = re.compile(word.replace(" ", "[ _-]?"), re.IGNORECASE)
+    assert any(pattern.search(source) for source in SOURCES.values())
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_sentences_name_their_nouns(habit: str) -> None:
+    pattern, most = HABITS[habit]
+    having = [f"{path}: {sentence}" for sentence, path in sentences() if re.search(pattern, sentence)]
+    assert len(having) <= most, "\n".join(having)

@@ -24,7 +24,6 @@ def engines(triton_device: str) -> Any:
     limits = EngineConfig(kv_cache_tokens=1024, attention="triton")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.model.triton_support.use_triton", lambda *_: True)
-        patch.setattr("service.model.layer_ops.by_kernel", lambda _: True)
         patch.setattr("service.model.layers.by_kernel", lambda _: True)
         return {on: Engine(checkpoint, replace(limits, deterministic=on)) for on in (False, True)}
 
