@@ -3,7 +3,6 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,13 +21,13 @@ CPU = torch.device("cpu")
 SMALL = ("--device", "cpu", "--shapes", "tiny", "--concurrency", "2", "--rows", "2", "--context", "32", "--rounds", "1")
 
 
-def stage(name: str, out: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
+def stage(name, out, *words):
     """The exit status of a stage, and its rows."""
     status = main([name, "--out", str(out), *words])
     return status, read(out / f"gpu-{name}.jsonl")
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 

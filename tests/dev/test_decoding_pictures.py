@@ -13,7 +13,7 @@ MODE_PICTURES = [f"modes/{mode}.png" for mode in MODES]
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     written = list(draw_decoding(folder))
     assert all(path.is_file() for path in written)

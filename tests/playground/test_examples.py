@@ -1,14 +1,12 @@
 """The examples of a checkpoint's card reach GET /v1/models, and a broken card stops nothing."""
 
-from pathlib import Path
-
 import pytest
 
 from service.messages.replica_status import Example
 from service.replica.card import read_examples
 
 
-def card(folder: Path, front: str) -> tuple[Example, ...]:
+def card(folder, front):
     (folder / "README.md").write_text(f"---\n{front}\n---\n\n# A model\n", "utf-8")
     return read_examples(folder)
 

@@ -1,12 +1,10 @@
 """The page's files: types, sizes, caching, headers, without a browser."""
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-from starlette.types import ASGIApp
 
 from service.gateway.playground.routes import files
 from tests.gateway.doubles import Scripted
@@ -18,13 +16,13 @@ ADDRESSES = {name: "/" if name == "index.html" else f"/playground/{name}" for na
 
 
 @pytest.fixture(scope="module")
-def app() -> ASGIApp:
+def app():
     """One application for all that only read."""
     return application(Scripted())
 
 
 @pytest.fixture
-async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+async def http(app):
     async with client(app) as http:
         yield http
 
@@ -74,7 +72,7 @@ async def test_the_page_needs_no_key_but_its_requests_do():
 async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app):
     """Its addresses are relative, so without the slash they would lead elsewhere."""
 
-    async def below(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def below(scope, receive, send):  # type: ignore[no-untyped-def]
         await app({**scope, "root_path": "/models/demo"}, receive, send)
 
     async with client(below) as http:

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -34,19 +33,19 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def generated(url: str, **fields: Any) -> dict[str, Any]:
+def generated(url, **fields):
     """The API's answer to the request of the page."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "seed": 17, "max_new_tokens": 256}
     answer: dict[str, Any] = httpx.post(f"{url}generate", json=body | fields, timeout=60).raise_for_status().json()
     return answer
 
 
-def served_model(url: str) -> dict[str, Any]:
+def served_model(url):
     [model] = httpx.get(f"{url}v1/models").json()["data"]
     return dict(model)
 
 
-def rounded(value: float) -> str:
+def rounded(value):
     """Two decimals, as browsers round."""
     return str(Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
@@ -54,7 +53,7 @@ def rounded(value: float) -> str:
 # --- runs ------------------------------------------------------------------------------------------
 
 
-def picture_moments(answer: dict[str, Any], block_size: int) -> Iterable[tuple[int, list[list[str]]]]:
+def picture_moments(answer, block_size):
     """What the pictures of docs/ show of an answer's trace: the forwards so far and the states of all cells."""
     blocks: list[list[Step]] = [[] for _ in range(answer["trace"][-1]["block"] + 1)]
     for step in answer["trace"]:
@@ -237,7 +236,7 @@ def test_a_lost_connection_is_named_and_another_run_works(page, url):
 
 
 def test_a_link_restores_the_form(page):
-    def form() -> list[str]:
+    def form():
         values = [page.tab.input_value(name) for name in ("#prompt", "#seed", "#temperature", "#tokens")]
         return [*values, page.tab.locator("#code").inner_text()]
 
@@ -328,7 +327,7 @@ HOSTILE = (
 )
 
 
-def hostile_items() -> list[Any]:
+def hostile_items():
     items: list[Any] = []
     for number, text in enumerate(HOSTILE):
         tokens = range(10 * number, 10 * number + 4)

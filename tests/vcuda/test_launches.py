@@ -46,7 +46,7 @@ PUBLISHED = [
 ]
 
 
-def launched_kernels(shape: str, block_size: int, weights: str, capability: tuple[int, int]) -> set[str]:
+def launched_kernels(shape, block_size, weights, capability):
     """The names of the kernels that an engine of a published shape launches at its start."""
     with virtual_cuda(shapes_only=True, total_bytes=2**50, capability=capability) as device, torch.inference_mode():
         checkpoint = published_checkpoint(shape, block_size, weights)
@@ -90,7 +90,7 @@ def test_every_kernel_of_the_service_is_launched():
 # --- planted faults -----------------------------------------------------------------------------------------
 
 
-def numbers(count: int = 64) -> torch.Tensor:
+def numbers(count=64):
     return torch.zeros(count, device="cuda")
 
 

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps
 NAME = GOLDEN_NAMES[1]
 
 
-def mixed_requests(count: int) -> list[GenerationRequest]:
+def mixed_requests(count):
     """Requests of all kinds of rows: sampled, filtered, rescored, drafted, long prompts, log-probabilities."""
     modes = (Static(), Speculative(2, 3), Direct(2), Remask(0.5), Speculative("auto"), Speculative(0, 4))
     sampled = SamplingParams(0.7, seed=1), SamplingParams(0.7, seed=1, min_p=0.1), SamplingParams(1.0, 0.8, 9, seed=2)
@@ -83,14 +82,14 @@ def test_forwards_that_waiting_experts_need_are_never_captured(device):
 # --- failed captures -----------------------------------------------------------------------------------
 
 
-def fail_captures(patch: pytest.MonkeyPatch, failures: dict[int, Exception]) -> None:
+def fail_captures(patch, failures):
     """The captures of these numbers fail after the first run, by these errors."""
     capture, numbers = graphs.CudaCapture.__call__, count()
 
-    def failing(self: Any, function: Any) -> Any:
+    def failing(self, function):
         error, runs = failures.get(next(numbers)), count()
 
-        def run() -> torch.Tensor:
+        def run():
             if next(runs) == 1 and error is not None:
                 raise error
             return function()
