@@ -16,7 +16,7 @@ from service.engine_process.core import _limits, load_core
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
 
 NAME = GOLDEN_NAMES[1]
@@ -67,16 +67,6 @@ def test_graphs_are_captured_largest_first_on_one_stream(device, caplog):
     captured = len(device.graphs)
     engine.prepare()
     assert len(device.graphs) == captured
-
-
-def test_forwards_that_waiting_experts_need_are_never_captured(device):
-    """In float32 torch has no grouped product on CUDA. The engine knows this before a capture could fail."""
-    recorder = Recorder()
-    engine = Engine(on_device(EXPERTS_NAME), ALL_ON, recorder, EngineDeps(costs=FAIR))
-    engine.prepare()
-    assert device.counts.captures == 0
-    decode_golden(engine, EXPERTS_NAME, 2)
-    assert sum(report.eager_forwards for report in recorder.reports) > 0
 
 
 # --- failed captures -----------------------------------------------------------------------------------
