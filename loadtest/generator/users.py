@@ -90,20 +90,18 @@ class LoadUser(User):
             if observation.error == UNFINISHED:
                 self._measures.unfinished(observation, stage)
             else:
-                self._fire(observation, stage)
+                failure = f"{observation.status} {observation.error}" if observation.error else ""
+                self.environment.events.request.fire(
+                    request_type="POST",
+                    name=f"{self.route.name} {observation.mode}",
+                    response_time=observation.total_s * 1000,
+                    response_length=len(observation.text),
+                    context={**self.context(), "observation": observation, "stage": stage},
+                    exception=CatchResponseError(failure) if failure else None,
+                    start_time=time.time() - observation.total_s,
+                    url=self.route.path,
+                )
         return observation
-
-    def _fire(self, observation: Observation, stage: int | None) -> None:
-        self.environment.events.request.fire(
-            request_type="POST",
-            name=f"{self.route.name} {observation.mode}",
-            response_time=observation.total_s * 1000,
-            response_length=len(observation.text),
-            context={**self.context(), "observation": observation, "stage": stage},
-            exception=CatchResponseError(f"{observation.status} {observation.error}") if observation.error else None,
-            start_time=time.time() - observation.total_s,
-            url=self.route.path,
-        )
 
     def _body(self, planned: PlannedRequest) -> Json:
         return {**planned.body, "stream": self.route.stream}
