@@ -227,6 +227,7 @@ def _first(count: int, size: int) -> _Axis:
 
 
 def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
+    """Leaf of a name -> the factor of the weight."""
     hidden, head = small.hidden_size / large.hidden_size, small.head_dim / large.head_dim
     norms = ("norm", "enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
     projections = dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head))

@@ -35,7 +35,6 @@ class LoadUser(User):
     route: ClassVar[Route]
 
     def on_start(self) -> None:
-        """Reads the options, which a web page or a master may have changed since the process started."""
         options = self.environment.parsed_options
         self._plan = RunOptions.of(options)
         self._measures: Measures = self.environment.mrp_measures
@@ -120,7 +119,6 @@ class _OpenAiUser(LoadUser):
     abstract = True
 
     def on_start(self) -> None:
-        """Gets the model's name from the service, if none was given."""
         super().on_start()
         self._model = self.environment.parsed_options.model
         if not self._model:
