@@ -47,7 +47,6 @@ def test_every_part_of_a_client_of_node_works(environment, script):
 
 
 def check(command, environment):
-    """Runs a script. All of its parts must work."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-2000:]
     errors = json.loads(done.stdout.splitlines()[-1])["errors"]

@@ -10,8 +10,6 @@ from tests.loadtest.simulated import request
 
 
 def step(limit, tried):
-    """Holds up to a limit."""
-
     async def holds(rate):
         tried.append(rate)
         return rate <= limit

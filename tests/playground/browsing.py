@@ -33,13 +33,11 @@ _MOMENT = """at => {
 
 
 def browser_program():
-    """The path of a Chromium, None if there is none."""
     return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
 @contextmanager
 def demo_server():
-    """A replica of the demo, and the address of a server over it."""
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
     replica = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
     try:
@@ -66,7 +64,6 @@ class PlaygroundPage:
         self.open(url, ready)
 
     def open(self, url, ready=True):
-        """Loads the page anew, even if only the part behind `#` differs."""
         self.tab.goto("about:blank")
         self.tab.goto(url)
         if ready:
@@ -77,7 +74,6 @@ class PlaygroundPage:
             self.complaints.append(message.text)
 
     def check(self):
-        """No complaint in the console, no request to another host."""
         unexpected = [text for text in self.complaints if not any(part in text for part in self.expected)]
         assert unexpected == []
         assert self.hosts <= {urlsplit(self.url).netloc, ""}
@@ -103,14 +99,12 @@ class PlaygroundPage:
             plan.locator(".choice label", has_text=quality).first.click()
 
     def run(self, lanes=1):
-        """Runs what stands in the form, until it is complete."""
         self.tab.click("#run")
         self.wait(lambda: self.tab.evaluate("document.querySelectorAll('.status.good').length") == lanes)
         self.tab.wait_for_selector("#run:enabled")
         self.seek(1_000_000)
 
     def run_to_error(self):
-        """Runs what stands in the form, and returns the error that the page shows."""
         self.tab.click("#run")
         self.tab.wait_for_selector(".status.bad")
         return self.tab.locator("#notice .error").inner_text()

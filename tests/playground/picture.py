@@ -17,7 +17,6 @@ _RACES = 8
 
 
 def main(folder):
-    """Photographs a race on the demo, light and dark."""
     browser = browser_program()
     if browser is None or find_spec("playwright") is None:
         sys.stderr.write("no picture of the playground: Chromium or playwright is missing\n")

@@ -34,7 +34,6 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def generated(url, **fields):
-    """The API's answer to the request of the page."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "seed": 17, "max_new_tokens": 256}
     answer: dict[str, Any] = httpx.post(f"{url}generate", json=body | fields, timeout=60).raise_for_status().json()
     return answer
@@ -46,7 +45,6 @@ def served_model(url):
 
 
 def rounded(value):
-    """Two decimals, as browsers round."""
     return str(Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 

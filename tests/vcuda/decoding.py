@@ -33,19 +33,16 @@ def golden(name, count=None):
 
 
 def decode_golden(engine, name, count=None):
-    """Decodes golden requests together and compares them."""
     entries, chosen = golden(name, count)
     for entry, done in zip(entries, engine.generate(chosen), strict=True):
         assert_golden(entry, done)
 
 
 def waits(counts):
-    """The implicit waits, without those of captures."""
     return [wait for wait in counts.waits if not wait.startswith(CAPTURE)]
 
 
 def steps(engine, device, submitted):
-    """The counts of each step until all requests are done."""
     for request in submitted:
         engine.submit(request)
     counts = []

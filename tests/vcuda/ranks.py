@@ -42,7 +42,6 @@ class Nccl:
 
 
 def use_gloo(patch, device):
-    """Replaces NCCL in this process."""
     backend = process_group._backend
     patch.setattr(
         process_group, "_backend", lambda store, join: Nccl(backend(store, structs.replace(join, device="cpu")), device)
@@ -61,7 +60,6 @@ def virtual_ranks(device):
 
 @contextmanager
 def two_ranks(device):
-    """An executor whose rank 0 is on this device."""
     with virtual_ranks(device), TensorParallelExecutor(2, "cuda") as ranks:
         yield ranks
 
@@ -73,7 +71,6 @@ def refuse(self, function):
 
 
 def main():
-    """The worker."""
     with virtual_cuda() as device, pytest.MonkeyPatch.context() as patch:
         use_gloo(patch, device)
         if REFUSING in os.environ:
