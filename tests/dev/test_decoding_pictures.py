@@ -20,16 +20,6 @@ def drawn(tmp_path_factory):
     return folder
 
 
-def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end(drawn):
-    with Image.open(drawn / "decoding.gif") as picture:
-        times = []
-        for number in range(picture.n_frames):
-            picture.seek(number)
-            times.append(picture.info["duration"])
-    assert sum(times) == 2 * 21 * 260 + 4000
-    assert times[-1] == 4000
-
-
 @pytest.mark.parametrize("name", ["decoding.gif", *MODE_PICTURES])
 def test_the_pictures_in_the_repository_are_those_that_are_drawn(drawn, name):
     assert (DOCS / name).stat().st_size <= 400_000

@@ -26,7 +26,5 @@ def test_an_entry_without_a_prompt_is_left_out(tmp_path, front):
 
 def test_cards_that_cannot_be_read(tmp_path):
     assert read_examples(tmp_path) == ()
-    (tmp_path / "README.md").write_text("# No front matter\n---\nwidget:\n- text: a\n---\n", "utf-8")
-    assert read_examples(tmp_path) == ()
     (tmp_path / "README.md").write_bytes(b"---\nwidget:\n- text: \xff\n---\n")
     assert read_examples(tmp_path) == ()

@@ -34,12 +34,9 @@ FAST = [("sdar-8b", 4, "bfloat16", H100), ("sdar-30b-a3b", 4, "w8a8", H100), ("s
 PUBLISHED = [
     *FAST,
     ("sdar-8b", 4, "bfloat16", A100),
-    ("sdar-8b", 4, "float16", A100),
     ("sdar-8b", 16, "float32", H100),
-    ("sdar-1.7b", 16, "bfloat16", H100),
     ("sdar-4b", 32, "w8a8", H100),
     ("sdar-8b", 16, "fp8", H100),
-    ("sdar-8b", 16, "w8a8", A100),
     ("sdar-30b-a3b", 16, "bfloat16", H100),
     ("sdar-30b-a3b", 4, "fp8", H100),
     ("llada2-mini", 32, "int8", H100),

