@@ -38,7 +38,6 @@ PUBLISHED = [
     ("sdar-4b", 32, "w8a8", H100),
     ("sdar-8b", 16, "fp8", H100),
     ("sdar-30b-a3b", 16, "bfloat16", H100),
-    ("sdar-30b-a3b", 4, "fp8", H100),
     ("llada2-mini", 32, "int8", H100),
 ]
 
