@@ -51,7 +51,6 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """The batch's rate divided by the engine's."""
         return self.engine_s / self.batch_s
 
 

@@ -27,18 +27,13 @@ from torch import Tensor
 from benchmarks.shapes import Shape
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, ModelConfig, parse_config, read_config, resolve
-from service.model.checkpoint import build_checkpoint
+from service.model.checkpoint import build_checkpoint, empty_networks
 from service.model.quantization.prequantized import dequantized
 from service.model.weight_mapping import WeightSource
-from service.model.weights import WeightFiles
+from service.model.weights import WeightFiles, published_weights
 
 _MRP = "mrp_modules.0.model."
-_ATTENTION = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
-    "self_attn.k_norm",
-)  # fmt: skip
-_NORMS = ("input_layernorm", "post_attention_layernorm")
-_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+
 _LAYER = re.compile(r"^(.*)layers\.(\d+)\.(.+)\.weight$")
 #: leaf of a weight's name -> its axes
 _AXES: Mapping[str, tuple[str, ...]] = {
@@ -95,13 +90,10 @@ class InflatedWeights:
         if small.experts or self._large.experts:
             raise InvalidRequest("a model with experts cannot be inflated, nor be the shape", param="shape")
         _check_fits(small, self._large)
+        self.names: Collection[str] = published_weights(self._large, *empty_networks(self._large)).keys()
         self._device, self._dtype = options.device, options.dtype
         self._axes = _axes(small, self._large)
         self._scales = _scales(small, self._large)
-
-    @property
-    def names(self) -> Collection[str]:
-        return _names(self._large)
 
     def read(self, name: str) -> Tensor:
         """A weight of the large model, on the device of the options and in their dtype."""
@@ -235,20 +227,8 @@ def _first(count: int, size: int) -> _Axis:
 
 
 def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
+    """Leaf of a name -> the factor of the weight."""
     hidden, head = small.hidden_size / large.hidden_size, small.head_dim / large.head_dim
     norms = ("norm", "enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
     projections = dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head))
     return dict.fromkeys(norms, math.sqrt(hidden)) | projections | {"k_norm": math.sqrt(head)}
-
-
-def _names(config: ModelConfig) -> list[str]:
-    layers = [("model.", index) for index in range(config.num_layers)]
-    names = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
-    if config.mrp:
-        layers += [(_MRP, index) for index in range(config.mrp.num_layers)]
-        names += [f"{_MRP}{leaf}.weight" for leaf in ("enorm", "hnorm", "eh_proj", "norm")]
-    for prefix, index in layers:
-        layer = f"{prefix}layers.{index}."
-        names += [f"{layer}{leaf}.weight" for leaf in (*_NORMS, *_ATTENTION)]
-        names += [f"{layer}mlp.{leaf}.weight" for leaf in _FEED_FORWARD]
-    return names

@@ -118,7 +118,6 @@ ENGINE = "service.engine_process.process"
 
 
 def processes(running: Running, name: str) -> list[int]:
-    """Processes of a deployment (`Generator`, `Ingress`), of Serve (`ProxyActor`) or `ENGINE`, of this service."""
     titles: dict[int, str] = {}
     for process in psutil.Process(running.pid).children(recursive=True):
         with suppress(psutil.Error):  # it has ended

@@ -33,7 +33,13 @@ def run_checks(rows: Rows, checks: Callable[[], Sequence[Check]], processes: int
     """
     names = [check.name for check in checks()]
     processes = min(processes, len(names))
-    shares = dict(_started(checks, index, names[index::processes], processes) for index in range(processes))
+    context, shares = multiprocessing.get_context("spawn"), dict[Connection, _Share]()
+    for index in range(processes):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_run_share, args=(sender, checks, index, processes), daemon=True)
+        process.start()
+        sender.close()
+        shares[receiver] = _Share(process, names[index::processes])
     try:
         while shares and (ready := wait(shares, rows.seconds_left)):
             for pipe in shares.keys() & ready:
@@ -46,17 +52,6 @@ def run_checks(rows: Rows, checks: Callable[[], Sequence[Check]], processes: int
         for share in shares.values():
             share.process.kill()
             share.process.join()
-
-
-def _started(
-    checks: Callable[[], Sequence[Check]], index: int, names: list[str], processes: int
-) -> tuple[Connection, _Share]:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_share, args=(sender, checks, index, processes), daemon=True)
-    process.start()
-    sender.close()
-    return receiver, _Share(process, names)
 
 
 def _passed_on(rows: Rows, pipe: Connection, share: _Share) -> bool:

@@ -35,7 +35,6 @@ class Row:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether its answers are static's."""
         return self.name != "static" and is_lossless(self.mode)
 
 

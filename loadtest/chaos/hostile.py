@@ -101,7 +101,6 @@ async def _hold(target: Target, ends: Counter[str], connections: int) -> None:
 
 
 async def endless_bodies(target: Target, ends: Counter[str]) -> None:
-    """3,000 bodies that come a byte at a time."""
     loop, held = asyncio.get_running_loop(), list[socket.socket]()
     for _ in range(3000):
         held.append(await _connect(target))
@@ -180,7 +179,6 @@ async def _refused(client: Client) -> None:
 
 
 async def few_handles(target: Target, ends: Counter[str]) -> None:
-    """400 connections, where the ingress may have 256 files open."""
     before = resource.prlimit(target.ingress, resource.RLIMIT_NOFILE)
     resource.prlimit(target.ingress, resource.RLIMIT_NOFILE, (256, before[1]))
     try:

@@ -10,7 +10,6 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from typing import Any
 
 import httpx
 
@@ -29,12 +28,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def ask_and_leave(client: httpx.AsyncClient, body: dict[str, Any], kind: str, stay_s: float) -> str:
-    if kind == "mid-stream":
-        return await leave_mid_stream(client, {**body, "stream": True}, random.Random(body["seed"]))
-    return await leave(client, {**body, "stream": kind == "before first block"}, stay_s)
-
-
 async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> Counter[str]:
     draw = random.Random(arguments.seed)
     bodies = enumerate(requests(arguments.clients, arguments.seed, arguments.tokens, demo_prompts()))
@@ -44,7 +37,11 @@ async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> 
         for number, body in bodies:
             kind = KINDS[number % len(KINDS)]
             stay_s = arguments.stay_s * 10 ** draw.uniform(-2, 0)
-            outcomes[f"{kind}: {await ask_and_leave(client, body, kind, stay_s)}"] += 1
+            if kind == "mid-stream":
+                end = await leave_mid_stream(client, {**body, "stream": True}, random.Random(body["seed"]))
+            else:
+                end = await leave(client, {**body, "stream": kind == "before first block"}, stay_s)
+            outcomes[f"{kind}: {end}"] += 1
 
     await asyncio.gather(*(client_loop() for _ in range(arguments.together)))
     return outcomes

@@ -79,7 +79,6 @@ async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Observati
 async def capacity(
     session: aiohttp.ClientSession, bodies: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> float:
-    """Answers per second of a closed loop. The first third of the time is a warm-up."""
     numbers, answered = itertools.count(), []
     began = time.monotonic()
     until = began + arguments.capacity_s

@@ -58,10 +58,17 @@ async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concu
     """`concurrency` clients in a closed loop, after a quiet run and until the context ends."""
     pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
     tally, ended = Tally(), asyncio.Event()
-    tasks = [
-        asyncio.create_task(load(client, pairs[first:] + pairs[:first], tally, ended))
-        for first in (number % len(pairs) for number in range(concurrency))
-    ]
+
+    async def load(first: int) -> None:
+        for body, quiet in itertools.cycle(pairs[first:] + pairs[:first]):
+            if ended.is_set():
+                return
+            outcome = await ask(client, body)
+            tally.count(body, quiet, outcome)
+            if not outcome.ok:
+                await asyncio.sleep(0.2)  # a client that tries again at once would count one outage many times
+
+    tasks = [asyncio.create_task(load(number % len(pairs))) for number in range(concurrency)]
     yield tally
     ended.set()
     await asyncio.gather(*tasks)
@@ -78,15 +85,3 @@ async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> 
     if bad := [outcome for outcome in outcomes if not outcome.ok]:
         raise SystemExit(f"{len(bad)} requests failed undisturbed, the first with {bad[0]}")
     return list(outcomes)
-
-
-async def load(
-    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Observation]], tally: Tally, ended: asyncio.Event
-) -> None:
-    for body, quiet in itertools.cycle(pairs):
-        if ended.is_set():
-            return
-        outcome = await ask(client, body)
-        tally.count(body, quiet, outcome)
-        if not outcome.ok:
-            await asyncio.sleep(0.2)  # a client that tries again at once would count one outage many times

@@ -112,7 +112,6 @@ def replicas_by_state() -> dict[str, int]:
 
 
 def wait_until(condition: Any, what: str, timeout_s: float = 180.0) -> float:
-    """Polls until the condition holds. Returns the seconds of the wait."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:

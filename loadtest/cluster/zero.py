@@ -23,11 +23,6 @@ def sleeps(http: httpx.Client) -> bool:
     return health.status_code == 200 and health.json()["replicas_ready"] == 0 and not replicas_by_state()
 
 
-def awake(http: httpx.Client) -> bool:
-    health = http.get("/health")
-    return health.status_code == 200 and health.json()["replicas_ready"] > 0
-
-
 def once(http: httpx.Client) -> dict[str, Any]:
     asleep_s = wait_until(lambda: sleeps(http), "asleep")
     routes = {path: http.get(path).status_code for path in ("/health", "/v1/models", "/metrics")}
@@ -55,7 +50,8 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=3)
     arguments = parser.parse_args()
     with deployed(SETTINGS, delays=DELAYS) as nodes, httpx.Client(base_url=nodes.url, timeout=120) as http:
-        wait_until(lambda: awake(http), "deployed and awake")
+        ready = lambda health: health.status_code == 200 and health.json()["replicas_ready"] > 0  # noqa: E731
+        wait_until(lambda: ready(http.get("/health")), "deployed and awake")
         rows = [once(http) for _ in range(arguments.times)]
     cold = [row["cold_s"] for row in rows]
     broken = [f"status {row['status']}" for row in rows if row["status"] != 200]

@@ -35,7 +35,6 @@ class LoadUser(User):
     route: ClassVar[Route]
 
     def on_start(self) -> None:
-        """Reads the options, which a web page or a master may have changed since the process started."""
         options = self.environment.parsed_options
         self._plan = RunOptions.of(options)
         self._measures: Measures = self.environment.mrp_measures
@@ -90,20 +89,18 @@ class LoadUser(User):
             if observation.error == UNFINISHED:
                 self._measures.unfinished(observation, stage)
             else:
-                self._fire(observation, stage)
+                failure = f"{observation.status} {observation.error}" if observation.error else ""
+                self.environment.events.request.fire(
+                    request_type="POST",
+                    name=f"{self.route.name} {observation.mode}",
+                    response_time=observation.total_s * 1000,
+                    response_length=len(observation.text),
+                    context={**self.context(), "observation": observation, "stage": stage},
+                    exception=CatchResponseError(failure) if failure else None,
+                    start_time=time.time() - observation.total_s,
+                    url=self.route.path,
+                )
         return observation
-
-    def _fire(self, observation: Observation, stage: int | None) -> None:
-        self.environment.events.request.fire(
-            request_type="POST",
-            name=f"{self.route.name} {observation.mode}",
-            response_time=observation.total_s * 1000,
-            response_length=len(observation.text),
-            context={**self.context(), "observation": observation, "stage": stage},
-            exception=CatchResponseError(f"{observation.status} {observation.error}") if observation.error else None,
-            start_time=time.time() - observation.total_s,
-            url=self.route.path,
-        )
 
     def _body(self, planned: PlannedRequest) -> Json:
         return {**planned.body, "stream": self.route.stream}
@@ -122,7 +119,6 @@ class _OpenAiUser(LoadUser):
     abstract = True
 
     def on_start(self) -> None:
-        """Gets the model's name from the service, if none was given."""
         super().on_start()
         self._model = self.environment.parsed_options.model
         if not self._model:

@@ -51,7 +51,6 @@ class Alone:
             yield tokens
 
     def seconds(self, body: Json) -> float:
-        """The seconds of one request alone, tokenisation included."""
         began = time.perf_counter()
         [completion] = self._engine.generate([self._request(body, 0)])
         self._codec.decode(completion.token_ids)

@@ -58,7 +58,6 @@ async def cpu_time(running: Running, bodies: Sequence[Json], concurrency: int) -
 
 
 async def at_rest(running: Running, seconds: float) -> dict[str, float]:
-    """CPU milliseconds a second of every part but the client while nothing is asked."""
     before, began = _cpu_s(running.pid), time.perf_counter()
     await asyncio.sleep(seconds)
     took, after = time.perf_counter() - began, _cpu_s(running.pid)

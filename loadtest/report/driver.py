@@ -33,8 +33,6 @@ class Record:
 
 @dataclass(frozen=True)
 class Driver:
-    """Runs locust against one service. Its files go into `folder`."""
-
     url: str
     folder: Path
     api_key: str = ""

@@ -102,7 +102,8 @@ def points(run: Run, rows: Sequence[Row], samples: Sequence[Sample], slo: Slo, w
 
 
 def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode: str = "") -> Point:
-    due = [row for row in requests if _belongs(row, run, window)]
+    closed = run.loop == "closed"  # open arrivals name their stage
+    due = [row for row in requests if (_within(row.at, window) if closed else row.stage == window.stage)]
     answered = [row for row in due if row.ok]
     came = [tokens for row in requests for at, tokens in row.blocks if _within(row.at + at / 1000, window)]
     ended = sum(row.ok and _within(row.at + row.total_ms / 1000, window) for row in requests)
@@ -167,11 +168,6 @@ def _with_samples(every: Point, window: Window, samples: Sequence[Sample]) -> Po
         tokens_per_engine_forward=(last.tokens - first.tokens) / forwards,
         engine_forward_ms=1000 * seconds / forwards,
     )
-
-
-def _belongs(row: Request, run: Run, window: Window) -> bool:
-    """Whether a request belongs to a window. Open arrivals name their stage."""
-    return _within(row.at, window) if run.loop == "closed" else row.stage == window.stage
 
 
 def _within(at: float, window: Window) -> bool:

@@ -6,7 +6,7 @@ from functools import partial
 from benchmarks.gpu.shares import Check
 
 
-def some_checks(*chosen: int) -> list[Check]:
+def some_checks(*chosen):
     """Some of these: right, wrong without a promise, wrong, broken, the end of its process, without an end."""
     every = [
         Check("right", lambda: (3, 3)),

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ UV = shutil.which("uv")
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
+def environment():
     with servers() as addresses:
         yield os.environ | addresses
 
@@ -31,7 +30,7 @@ def environment() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(UV is None, reason="uv makes the clients' environments; `pip install uv` installs it")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_part_of_a_client_works(environment: dict[str, str], script: Path) -> None:
+def test_every_part_of_a_client_works(environment, script):
     if subprocess.run([UV, "sync", "-q", "--offline", "--script", script], check=False).returncode:
         pytest.skip(f"the packages of {script.name} are not installed; `uv sync --script {script}` installs them")
     check([UV, "run", "-q", "--offline", script], environment)
@@ -43,12 +42,11 @@ def test_every_part_of_a_client_works(environment: dict[str, str], script: Path)
 )
 @pytest.mark.skipif(not (HERE / "node" / "node_modules").is_dir(), reason="`make clients` installs node's clients")
 @pytest.mark.parametrize("script", NODE_SCRIPTS, ids=lambda script: script.stem)
-def test_every_part_of_a_client_of_node_works(environment: dict[str, str], script: Path) -> None:
+def test_every_part_of_a_client_of_node_works(environment, script):
     check(["node", script], environment)
 
 
-def check(command: list[str | Path], environment: dict[str, str]) -> None:
-    """Runs a script. All of its parts must work."""
+def check(command, environment):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-2000:]
     errors = json.loads(done.stdout.splitlines()[-1])["errors"]

@@ -1,6 +1,6 @@
 """The moments of an answer are those that its steps tell of."""
 
-from dev.pictures.filling import Answer, Moment, at, moments
+from dev.pictures.filling import Answer, at, moments
 from service.decode.block import Pick, Step
 
 #: block 0: one prompt position, a denoise, a verification of two drafts of which one holds; block 1: remasked by MRP
@@ -18,7 +18,7 @@ STEPS = (
 ANSWER = Answer("made up", STEPS, 4, 1, 7)
 
 
-def written(moment: Moment) -> list[str]:
+def written(moment):
     """A block a line: the text of a cell with the first letter of its state."""
     return [" ".join(f"{cell.state[0]}{cell.text}" for cell in block) for block in moment.blocks]
 

@@ -1,10 +1,9 @@
-"""The picture has a panel for every load, with curves of modes, presets and a frontier, for light and dark pages."""
+"""The picture of a frontier, for light and dark pages, of files with one load and with several."""
 
 import pytest
-from matplotlib.collections import PathCollection
-from matplotlib.text import Text
+from matplotlib.image import imread
 
-from dev.pictures.frontier import PAGES, frontier_figure
+from dev.pictures.frontier import draw_frontier
 from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
 from service.quality.schema import FILE_NAME, read_quality
@@ -17,22 +16,8 @@ FILES = {
 }
 
 
-def test_every_load_has_a_panel_with_its_presets_and_its_frontier():
-    """The frontier of a lone request is not that of 16 requests, and another plan is a preset."""
-    file = FILES["by load"]
-    figure = frontier_figure(file, PAGES[0])
-    alone, together, _ = figure.axes
-    assert [alone.get_title(), together.get_title()] == ["One request", "16 requests together"]
-    rings = [
-        [float(bars.get_offsets()[0][0]) for bars in axes.collections if isinstance(bars, PathCollection)]
-        for axes in (alone, together)
-    ]
-    assert rings == [pytest.approx([200.0, 300.0]), [1000.0, 1500.0]]  # lossless: speculative, the others: dynamic
-    for axes, load in ((alone, 1), (together, 16)):
-        [line] = [line for line in axes.lines if line.get_gid() == "frontier"]
-        best = {row.speed_at(load).tokens_per_second for row in file.rows if row.speed_at(load).on_frontier}
-        assert set(line.get_xdata()) == best
-    texts = [text.get_text() for text in figure.findobj(Text)]
-    for name in ("lossless", "balanced", "fast"):
-        assert sum(name in text.split(" = ") for text in texts) == 2
-    assert {"static", "dynamic", "tokens per forward"} <= set(texts)
+@pytest.mark.parametrize("name", FILES)
+def test_pictures_for_light_and_dark_pages(name, tmp_path):
+    light, dark = draw_frontier(FILES[name], tmp_path)
+    assert (light.name, dark.name) == ("frontier.png", "frontier-dark.png")
+    assert imread(light)[0, 0, 0] > 0.9 > 0.2 > imread(dark)[0, 0, 0]

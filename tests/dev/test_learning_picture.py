@@ -1,6 +1,10 @@
 """The picture of a reinforcement learning shows every run, also where two runs have the same numbers."""
 
-from dev.pictures.learning import learning_figure
+import json
+
+from matplotlib.image import imread
+
+from dev.pictures.learning import draw_learning
 
 LINES = [
     {"update": 0, "accuracy": 0.5, "reward": 0.4, "rollout_s": 2.0, "train_s": 3.0, "publish_s": 0.1, "load_s": 0.1},
@@ -9,11 +13,8 @@ LINES = [
 ]
 
 
-def test_curves_and_times_of_every_run():
-    left, right = learning_figure({"static": LINES, "speculative": LINES}).axes
-    judged = [line for line in left.lines if line.get_marker() != "None"]
-    assert [list(line.get_ydata()) for line in judged] == [[0.5, 0.7]] * 2
-    assert judged[0].get_markersize() > judged[1].get_markersize(), "both can be seen"
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["static", "speculative"]
-    rollouts = [bar.get_width() for bar in right.containers[0]]
-    assert rollouts == [3.0, 3.0]
+def test_pictures_for_light_and_dark_pages(tmp_path):
+    file = tmp_path / "curve.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    light, dark = draw_learning({"static": file, "speculative": file}, tmp_path)
+    assert imread(light)[0, 0, 0] > 0.9 > 0.2 > imread(dark)[0, 0, 0]

@@ -18,16 +18,3 @@ def test_pages_depend_on_no_environment(monkeypatch):
     before = reference.pages()
     monkeypatch.setenv("MRP_SERVE_MAX_NUM_SEQS", "7")
     assert reference.pages() == before
-
-
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"type": "integer", "minimum": 1}, "whole number, 1 or more"),
-        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number, more than 0, at most 1"),
-        ({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}, "whole number, 1 or more, `auto`"),
-        ({"enum": ["a", "b"], "type": "string"}, "`a`, `b`"),
-    ],
-)
-def test_the_values_of_a_setting_in_words(schema, words):
-    assert reference._values(schema) == words

@@ -108,7 +108,6 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(fake):
-    """Where the fake service listens."""
     with _Server(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": fake})) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

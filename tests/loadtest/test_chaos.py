@@ -71,6 +71,3 @@ def test_an_outcome_beside_a_fault_is_of_one_kind(outcome, kind):
     amounts = {"right": tally.right, "different": tally.different, "refused": tally.refused}
     amounts |= {"clear": tally.clear.total(), "unclear": tally.unclear.total()}
     assert {name: amount for name, amount in amounts.items() if amount} == {kind: 1}
-
-
-# --- clients that leave --------------------------------------------------------------------------------

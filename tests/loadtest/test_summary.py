@@ -51,15 +51,6 @@ def test_tokens_per_forward_weighs_by_forwards():
     assert points(CLOSED, rows, [], SLO, 2.0)[0].tokens_per_forward == 16 / 8
 
 
-def test_a_mixed_run_has_a_point_for_every_mode():
-    run = Run("mixed", "10:2", modes="static,remask@threshold=0.5")
-    rows = [Level(0.0, 0, 2), request(3.0), request(4.0, mode="remask@threshold=0.5", first=70.0)]
-    every, remask, static = points(run, rows, [], SLO, 1.0)
-    assert (every.mode, every.requests) == (run.modes, 2)
-    assert (remask.mode, remask.first_block_p50_ms) == ("remask@threshold=0.5", 70.0)
-    assert (static.mode, static.first_block_p50_ms) == ("static", 50.0)
-
-
 def test_an_open_loop_counts_all_that_were_due_in_a_stage():
     run = Run("arrivals", "100:5,100:20", loop="open", modes="static")
     rows = queue(run, service_s=0.1)  # 10 a second

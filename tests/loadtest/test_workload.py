@@ -11,7 +11,7 @@ import pytest
 from loadtest.generator import options
 from loadtest.generator.arrivals import Profile, poisson
 from loadtest.generator.workload import Lengths, Workload, plans
-from loadtest.report.scenario import FOLDER, Run, parse, read
+from loadtest.report.scenario import FOLDER, parse, read
 
 PROMPTS = tuple({"prompt": f"p{number}"} for number in range(50))
 
@@ -65,7 +65,6 @@ def test_lengths_by_distribution():
         48, rel=0.08
     )
     assert workload(exact=True).request(0).body["ignore_eos"]
-    assert "ignore_eos" not in workload().request(0).body
 
 
 @pytest.mark.parametrize(
@@ -97,12 +96,6 @@ def test_locust_can_run_every_shipped_scenario(name):
     for run in read(name).runs:
         plan = options.RunOptions.of(options_of(run))
         assert (plan.loop, plan.profile) == (run.loop, run.profile)
-
-
-def test_rates_are_multiples_of_another_runs():
-    run = Run("arrivals", "5:0.5,5:1-2", loop="open", of="static").scaled(8.0)
-    assert (run.levels, run.of) == ("5:4,5:8-16", "")
-    assert Run("x", "5:1", modes="static:1,remask@threshold=0.5:2,default").needs == {"static", "remask"}
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,18 @@
 """The page in a browser: what a visitor does there, and what a visitor sees."""
 
-from __future__ import annotations
-
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from service.demo import CHECKPOINT
 from service.engine import EngineDeps
 from service.model import load_checkpoint
-from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import application
 from tests.replicas import local_generator
 from tests.serving import listening
-
-if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, ConsoleMessage
 
 _SOON_MS = 150_000
 #: what Debian, other distributions and Google call it
@@ -40,14 +32,12 @@ _MOMENT = """at => {
 }"""
 
 
-def browser_program() -> str | None:
-    """The path of a Chromium, None if there is none."""
+def browser_program():
     return next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 
 @contextmanager
-def demo_server() -> Iterator[tuple[Replica, str]]:
-    """A replica of the demo, and the address of a server over it."""
+def demo_server():
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
     replica = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
     try:
@@ -60,12 +50,12 @@ def demo_server() -> Iterator[tuple[Replica, str]]:
 class PlaygroundPage:
     """The playground in a tab of a browser. `ready`: whether it is expected to learn what is served."""
 
-    def __init__(self, context: BrowserContext, url: str, ready: bool = True) -> None:
+    def __init__(self, context, url, ready=True):
         self.context, self.url = context, url
-        self.hosts: set[str] = set()
-        self.complaints: list[str] = []
+        self.hosts = set()
+        self.complaints = []
         #: what a browser writes to the console by itself when the server refuses a request
-        self.expected: tuple[str, ...] = ()
+        self.expected = ()
         self.tab = context.new_page()
         self.tab.set_default_timeout(_SOON_MS)
         self.tab.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
@@ -73,30 +63,28 @@ class PlaygroundPage:
         self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.open(url, ready)
 
-    def open(self, url: str, ready: bool = True) -> None:
-        """Loads the page anew, even if only the part behind `#` differs."""
+    def open(self, url, ready=True):
         self.tab.goto("about:blank")
         self.tab.goto(url)
         if ready:
             self.tab.wait_for_selector("#run:enabled")
 
-    def _note(self, message: ConsoleMessage) -> None:
+    def _note(self, message):
         if message.type in {"error", "warning"}:
             self.complaints.append(message.text)
 
-    def check(self) -> None:
-        """No complaint in the console, no request to another host."""
+    def check(self):
         unexpected = [text for text in self.complaints if not any(part in text for part in self.expected)]
         assert unexpected == []
         assert self.hosts <= {urlsplit(self.url).netloc, ""}
 
     # --- what a visitor does -----------------------------------------------------------------------
 
-    def fill(self, prompt: str, kind: str = "chat") -> None:
+    def fill(self, prompt, kind="chat"):
         self.tab.fill("#prompt", prompt)
         self.tab.check(f"#kind-{kind}", force=True)
 
-    def choose(self, mode: str, knobs: dict[str, Any], lane: int = 0) -> None:
+    def choose(self, mode, knobs, lane=0):
         plan = self.tab.locator(".plan").nth(lane)
         plan.get_by_label("Mode", exact=True).check(force=True)
         plan.locator("select").first.select_option(mode)
@@ -104,26 +92,24 @@ class PlaygroundPage:
             plan.get_by_label(name, exact=True).fill(str(value))
             plan.get_by_label(name, exact=True).blur()
 
-    def choose_quality(self, quality: str | None = None, lane: int = 0) -> None:
+    def choose_quality(self, quality=None, lane=0):
         plan = self.tab.locator(".plan").nth(lane)
         plan.get_by_label("Quality", exact=True).check(force=True)
         if quality:
             plan.locator(".choice label", has_text=quality).first.click()
 
-    def run(self, lanes: int = 1) -> None:
-        """Runs what stands in the form, until it is complete."""
+    def run(self, lanes=1):
         self.tab.click("#run")
         self.wait(lambda: self.tab.evaluate("document.querySelectorAll('.status.good').length") == lanes)
         self.tab.wait_for_selector("#run:enabled")
         self.seek(1_000_000)
 
-    def run_to_error(self) -> str:
-        """Runs what stands in the form, and returns the error that the page shows."""
+    def run_to_error(self):
         self.tab.click("#run")
         self.tab.wait_for_selector(".status.bad")
         return self.tab.locator("#notice .error").inner_text()
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition):
         """Waits until a condition is true, while the browser goes on.
 
         Playwright's own way evaluates texts, which the page's policy refuses.
@@ -133,20 +119,19 @@ class PlaygroundPage:
             assert time.monotonic() < end
             self.tab.wait_for_timeout(10)
 
-    def seek(self, at: int) -> dict[str, Any]:
+    def seek(self, at):
         """Moves the slider. Returns what the first lane shows there."""
-        moment: dict[str, Any] = self.tab.evaluate(_MOMENT, at)
-        return moment
+        return self.tab.evaluate(_MOMENT, at)
 
     # --- what a visitor sees -----------------------------------------------------------------------
 
-    def answer(self, lane: str = "A") -> str:
+    def answer(self, lane="A"):
         """The text that screen readers get: the API's own."""
         return self.tab.locator(f"[data-answer={lane}]").text_content() or ""
 
-    def flow(self) -> str:
+    def flow(self):
         """The text that is seen: the tokens' own."""
         return self.tab.locator("[data-lane=A] .flow").text_content() or ""
 
-    def number(self, name: str) -> str:
+    def number(self, name):
         return self.tab.locator(f"[data-lane=A] [data-number='{name}'] dd").inner_text()

@@ -1,30 +1,18 @@
 """The demo behind a real HTTP server in this process, without Ray, and Debian's Chromium where there is one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
-from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.playground.browsing import PlaygroundPage, browser_program, demo_server
 from tests.serving import listening
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
-OpenPage = Callable[..., PlaygroundPage]
-Serve = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     """Skips where playwright or a browser is missing: `apt-get install chromium`.
 
     Playwright's loop runs in this thread until the module ends, so asynchronous tests stand in other modules.
@@ -40,27 +28,27 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def demo_and_url() -> Iterator[tuple[Replica, str]]:
+def demo_and_url():
     with demo_server() as served:
         yield served
 
 
 @pytest.fixture
-def demo(demo_and_url: tuple[Replica, str]) -> Replica:
+def demo(demo_and_url):
     return demo_and_url[0]
 
 
 @pytest.fixture
-def url(demo_and_url: tuple[Replica, str]) -> str:
+def url(demo_and_url):
     return demo_and_url[1]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve():
     """serve(backend, **settings) -> where another application is served until the test's end."""
     with ExitStack() as stack:
 
-        def serve(backend: Backend, **settings: Any) -> str:
+        def serve(backend, **settings):
             app = Ingress("i0", Settings(**settings), backend).app(answers_request_id=True)
             return stack.enter_context(listening(app))
 
@@ -68,14 +56,14 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, url: str, serve: Serve) -> Iterator[OpenPage]:
+def open_page(browser, url, serve):
     """open_page(url, ready, **options) -> the page in a context of its own, checked when the test ends.
 
     It needs `serve`, so that pages close before their servers do.
     """
-    pages: list[PlaygroundPage] = []
+    pages = []
 
-    def open_page(at: str = url, ready: bool = True, **options: Any) -> PlaygroundPage:
+    def open_page(at=url, ready=True, **options):
         size = {"width": 1360, "height": 900}
         context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
         context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -90,6 +78,6 @@ def open_page(browser: Browser, url: str, serve: Serve) -> Iterator[OpenPage]:
 
 
 @pytest.fixture
-def page(open_page: OpenPage) -> PlaygroundPage:
+def page(open_page):
     """The page of the demo."""
     return open_page()

@@ -16,8 +16,7 @@ SIZE = {"width": 1280, "height": 1230}
 _RACES = 8
 
 
-def main(folder: Path) -> None:
-    """Photographs a race on the demo, light and dark."""
+def main(folder):
     browser = browser_program()
     if browser is None or find_spec("playwright") is None:
         sys.stderr.write("no picture of the playground: Chromium or playwright is missing\n")
@@ -41,7 +40,7 @@ def main(folder: Path) -> None:
         chromium.close()
 
 
-def _seek_drafts(page: PlaygroundPage) -> None:
+def _seek_drafts(page):
     """The last moment in which the first lane has drafts beside accepted ones."""
     for at in reversed(range(int(page.tab.get_attribute("#slider", "max") or 0))):
         if {"draft", "accepted"} <= set(page.seek(at)["states"]):

@@ -4,7 +4,6 @@ import ast
 import json
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -37,13 +36,13 @@ TAKEN = {"seed": CODE, "messages": [], "prompt": "another", "grammar": "g", "thr
 FIELDS: list[dict[str, str]] = [{}, {"seed": CODE, "temperature": CODE, "tokens": CODE}, {"seed": "7"}]
 
 
-def link(*plans: Any, **fields: str) -> str:
+def link(*plans, **fields):
     """The part of an address behind the page's own."""
     form = {"kind": "chat", "prompt": "the prompt", "seed": "", "temperature": "", "tokens": ""} | fields
     return "#" + urlencode([*form.items(), *(("plan", json.dumps(plan)) for plan in plans)])
 
 
-def opened(folder: Path, *links: str) -> list[dict[str, Any]]:
+def opened(folder, *links):
     """What the form, the request and the snippets are when each of the links is opened."""
     for name, content in files().items():
         (folder / name).write_bytes(content)

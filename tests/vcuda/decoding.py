@@ -1,16 +1,12 @@
 """Golden decodes on the virtual device, and what else its tests share."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import torch
 
-from service.engine import Engine, EngineConfig, GenerationRequest
-from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.engine import EngineConfig
+from service.model import LoadOptions, load_checkpoint
 from tests.engine.test_golden import assert_golden, expected, requests
 from tests.tiny import GOLDEN
-from tests.vcuda.device import Counts, VirtualDevice, VirtualTensor
+from tests.vcuda.device import Counts, VirtualTensor
 
 #: two micro-batches and graphs: every branch of CUDA
 ALL_ON = EngineConfig(attention="triton", overlap="on", kv_cache_tokens=4096, max_rows=64)
@@ -18,7 +14,7 @@ ALL_ON = EngineConfig(attention="triton", overlap="on", kv_cache_tokens=4096, ma
 CAPTURE = "begin of a capture"
 
 
-def on_device(name: str | Path, **options: Any) -> Checkpoint:
+def on_device(name, **options):
     """A golden checkpoint, or the checkpoint of a folder, on the device in float32. Loading does not count."""
     checkpoint = load_checkpoint(GOLDEN / name, LoadOptions(torch.float32, "cuda", **options))
     if VirtualTensor.device_mode is not None:
@@ -26,7 +22,7 @@ def on_device(name: str | Path, **options: Any) -> Checkpoint:
     return checkpoint
 
 
-def golden(name: str, count: int | None = None) -> tuple[list[dict[str, Any]], list[GenerationRequest]]:
+def golden(name, count=None):
     """Expected decodes and their requests: all, or `count` of each mode with the fewest forwards."""
     pairs = list(zip(expected(name), requests(name), strict=True))
     if count is not None:
@@ -36,20 +32,17 @@ def golden(name: str, count: int | None = None) -> tuple[list[dict[str, Any]], l
     return [entry for entry, _ in pairs], [request for _, request in pairs]
 
 
-def decode_golden(engine: Engine, name: str, count: int | None = None) -> None:
-    """Decodes golden requests together and compares them."""
+def decode_golden(engine, name, count=None):
     entries, chosen = golden(name, count)
     for entry, done in zip(entries, engine.generate(chosen), strict=True):
         assert_golden(entry, done)
 
 
-def waits(counts: Counts) -> list[str]:
-    """The implicit waits, without those of captures."""
+def waits(counts):
     return [wait for wait in counts.waits if not wait.startswith(CAPTURE)]
 
 
-def steps(engine: Engine, device: VirtualDevice, submitted: Sequence[GenerationRequest]) -> list[Counts]:
-    """The counts of each step until all requests are done."""
+def steps(engine, device, submitted):
     for request in submitted:
         engine.submit(request)
     counts = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -64,7 +64,7 @@ class Counts:
     pinned: int = 0
 
     @property
-    def num_launches(self) -> int:
+    def num_launches(self):
         return self.launches.total() + self.kernels.total()
 
 
@@ -109,15 +109,15 @@ class VirtualTensor(Tensor):
     memory: Tensor
 
     @staticmethod
-    def __new__(cls, memory: Tensor) -> VirtualTensor:
+    def __new__(cls, memory):
         layout = {"strides": memory.stride(), "storage_offset": memory.storage_offset()}
         return Tensor._make_wrapper_subclass(cls, memory.shape, **layout, dtype=memory.dtype, device=DEVICE)
 
-    def __init__(self, memory: Tensor) -> None:
+    def __init__(self, memory):
         self.memory = memory
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if cls.device_mode is None:
             raise WrongUse(f"{func} on a tensor of a virtual device that is gone")
         with cls.device_mode:
@@ -134,13 +134,11 @@ class VirtualDevice(TorchDispatchMode):
     """
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:
+    def _should_skip_dynamo(cls):
         """No test compiles. So torch need not import its compiler, which takes six seconds."""
         return False
 
-    def __init__(
-        self, *, shapes_only: bool = False, total_bytes: int = 80 * 2**30, capability: tuple[int, int] = (9, 0)
-    ) -> None:
+    def __init__(self, *, shapes_only=False, total_bytes=80 * 2**30, capability=(9, 0)):
         super().__init__()
         self.counts, self.shapes_only, self.total_bytes = Counts(), shapes_only, total_bytes
         self.capability = capability
@@ -159,11 +157,11 @@ class VirtualDevice(TorchDispatchMode):
 
     # --- copies and waits ---------------------------------------------------------------------------
 
-    def is_pinned(self, tensor: Tensor) -> bool:
+    def is_pinned(self, tensor):
         reference = self._pinned.get(tensor.untyped_storage()._cdata)
         return reference is not None and not reference.expired()
 
-    def pin(self, tensor: Tensor) -> Tensor:
+    def pin(self, tensor):
         if self.recording is not None:
             raise WrongUse(f"pinned memory is allocated in a capture at {_line()}")
         storage = tensor.untyped_storage()
@@ -171,14 +169,13 @@ class VirtualDevice(TorchDispatchMode):
         self.counts.pinned += 1
         return tensor
 
-    def wait(self, reason: str) -> None:
+    def wait(self, reason):
         if self.recording is not None:
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({reason}, {_line()})")
         self.counts.waits[f"{reason} at {_line()}"] += 1
         self.finish(self.copies)
 
-    def finish(self, copies: Iterable[_Copy]) -> None:
-        """Ends copies: results arrive on the host, and sources may change from now on."""
+    def finish(self, copies):
         ended = list(copies)
         for copy in ended:
             if copy.to_host:
@@ -187,7 +184,7 @@ class VirtualDevice(TorchDispatchMode):
                 raise WrongUse(f"the source of an unfinished copy to the device has changed; sent at {copy.line}")
         self.copies = [copy for copy in self.copies if not any(copy is other for other in ended)]
 
-    def _send(self, source: Tensor, dtype: torch.dtype, *, blocking: bool) -> Tensor:
+    def _send(self, source, dtype, *, blocking):
         if self.recording is not None:
             raise WrongUse(f"a copy from the host in a capture at {_line()}")
         self.counts.sends += 1
@@ -199,7 +196,7 @@ class VirtualDevice(TorchDispatchMode):
             self.copies.append(_Copy(source, source.clone(), _line(), to_host=False))
         return torch.empty_like(source, dtype=dtype, device="meta") if self.shapes_only else source.to(dtype, copy=True)
 
-    def _fetch(self, source: VirtualTensor, target: Tensor | None, dtype: torch.dtype, *, blocking: bool) -> Tensor:
+    def _fetch(self, source, target, dtype, *, blocking):
         self.counts.fetches += 1
         self.counts.fetched_bytes += source.nbytes
         values = torch.zeros(source.shape, dtype=dtype) if self.shapes_only else source.memory.to(dtype, copy=True)
@@ -212,7 +209,7 @@ class VirtualDevice(TorchDispatchMode):
 
     # --- dispatch -----------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
         leaves = [*_tensors(args), *_tensors(kwargs.values())]
@@ -235,7 +232,7 @@ class VirtualDevice(TorchDispatchMode):
             args = _mapped(args, Tensor, lambda x: x if isinstance(x, VirtualTensor) else VirtualTensor(x.clone()))
         return self._compute(func, name, args, kwargs)
 
-    def _check_waits(self, name: str, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> None:
+    def _check_waits(self, name, func, args, kwargs, leaves):
         hosts = [leaf for leaf in leaves if not isinstance(leaf, VirtualTensor) and leaf.dim() > 0]
         if hosts and name in _INDEXING:
             self.wait("an index on the host")
@@ -247,7 +244,7 @@ class VirtualDevice(TorchDispatchMode):
         if name in _WAITS or boolean or sizes:
             self.wait(f"a mask in {name}" if boolean else name)
 
-    def _to_copy(self, func: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    def _to_copy(self, func, source, kwargs):
         kind = torch.device(kwargs.get("device", source.device)).type
         dtype, blocking = kwargs.get("dtype") or source.dtype, not kwargs.pop("non_blocking", False)
         if not isinstance(source, VirtualTensor):
@@ -256,14 +253,14 @@ class VirtualDevice(TorchDispatchMode):
             return self._fetch(source, None, dtype, blocking=blocking)
         return self._compute(func, "_to_copy", (source,), kwargs)
 
-    def _copy_across(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    def _copy_across(self, target, source, non_blocking=False):
         if isinstance(source, VirtualTensor):
             return self._fetch(source, target, target.dtype, blocking=not non_blocking)
         if isinstance(target, VirtualTensor):
             target.memory.copy_(self._send(source, target.dtype, blocking=not non_blocking))
         return target
 
-    def _compute(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _compute(self, func, name, args, kwargs):
         if "device" in kwargs:
             kwargs["device"] = torch.device("meta" if self.shapes_only else "cpu")
         inputs = [leaf for leaf in _tensors([args, [*kwargs.values()]]) if isinstance(leaf, VirtualTensor)]
@@ -286,7 +283,7 @@ class VirtualDevice(TorchDispatchMode):
             self._count_memory(leaf)
         return self._wrapped(result)
 
-    def _launched(self, name: str, run: Callable[[], Any], outputs: list[Tensor], done: bool = False) -> None:
+    def _launched(self, name, run, outputs, done=False):
         """Counts a kernel and computes it, unless it is `done`. A capture computes nothing that exists before it."""
         self.counts.launches[name] += 1
         if self.recording is not None:
@@ -294,7 +291,7 @@ class VirtualDevice(TorchDispatchMode):
         elif not done:
             run()
 
-    def call_kernel(self, name: str, run: Callable[[], Any]) -> None:
+    def call_kernel(self, name, run):
         """Starts a kernel over tensors' memory."""
         self.counts.kernels[name] += 1
         if self.recording is not None:
@@ -303,7 +300,7 @@ class VirtualDevice(TorchDispatchMode):
             with _disable_current_modes():
                 run()
 
-    def compute(self, name: str, function: Callable[..., Tensor], *tensors: VirtualTensor) -> Tensor:
+    def compute(self, name, function, *tensors):
         """One kernel of CUDA that a CPU build makes of several. `function` gets the memory of the tensors."""
         memory = [tensor.memory for tensor in tensors]
         with _disable_current_modes():
@@ -313,14 +310,14 @@ class VirtualDevice(TorchDispatchMode):
 
     # --- memory -------------------------------------------------------------------------------------
 
-    def _wrapped(self, result: Any) -> Any:
+    def _wrapped(self, result):
         return _mapped(result, Tensor, VirtualTensor)
 
-    def _allocated(self, memory: Tensor) -> VirtualTensor:
+    def _allocated(self, memory):
         self._count_memory(memory)
         return VirtualTensor(memory)
 
-    def _count_memory(self, memory: Tensor) -> None:
+    def _count_memory(self, memory):
         size = memory.numel() * memory.element_size()
         if self.live_bytes + size > self.total_bytes - self.other_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory on the virtual device")
@@ -332,35 +329,33 @@ class VirtualDevice(TorchDispatchMode):
         if self.recording is not None:
             self.recording.tensors.append(memory)
 
-    def _freed(self, size: int) -> None:
+    def _freed(self, size):
         self.live_bytes -= size
 
     # --- graphs -------------------------------------------------------------------------------------
 
     @property
-    def graphs(self) -> list[Recording]:
+    def graphs(self):
         return [graph for reference in self._graphs if (graph := reference()) is not None]
 
-    def begin_capture(self, recording: Recording) -> None:
+    def begin_capture(self, recording):
         self.wait("begin of a capture")
         self.counts.captures += 1
         self.recording = recording
 
-    def end_capture(self) -> None:
-        """Ends a capture: it has computed nothing."""
+    def end_capture(self):
         poison(self.recording.tensors)
         self._graphs.append(weakref.ref(self.recording))
         self.recording = None
 
-    def note_binary(self, binary: Binary) -> None:
-        """Counts a compilation if the device has not met this binary before. A capture may not load one."""
+    def note_binary(self, binary):
         if binary.hash not in self.binaries:
             if self.recording is not None:
                 raise WrongUse(f"a kernel is compiled in a capture at {_line()}")
             self.binaries[binary.hash] = binary
             self.counts.compilations += 1
 
-    def replay(self, graph: Recording) -> None:
+    def replay(self, graph):
         """Runs a graph. The memory of all other graphs of its pool is overwritten."""
         self.counts.replays += 1
         self.counts.nodes += len(graph.operations)
@@ -379,7 +374,7 @@ class VirtualDevice(TorchDispatchMode):
                         target.copy_(values)
 
 
-def poison(tensors: Iterable[Tensor]) -> None:
+def poison(tensors):
     """Overwrites memory with numbers that no result may depend on."""
     with _disable_current_modes():
         for tensor in tensors:
@@ -391,7 +386,7 @@ def poison(tensors: Iterable[Tensor]) -> None:
                 tensor.fill_(-(2**30) if tensor.dtype.itemsize > 2 else 77)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors(values):
     """The tensors among values and in lists of values."""
     for value in values:
         if isinstance(value, Tensor):
@@ -400,7 +395,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -> Any:
+def _mapped(value, kind, function):
     """A value, or a list of values, with the tensors of a kind replaced by the function's results."""
     if isinstance(value, kind):
         return function(value)
@@ -409,12 +404,12 @@ def _mapped(value: Any, kind: type[Tensor], function: Callable[[Any], Tensor]) -
     return value
 
 
-def memory_of(value: Any) -> Any:
+def memory_of(value):
     """A value, or a list of values, with the memory of the device's tensors in their place."""
     return _mapped(value, VirtualTensor, lambda tensor: tensor.memory)
 
 
-def _line() -> str:
+def _line():
     """The innermost line of the repository that called torch."""
     frame = sys._getframe(1)
     while frame is not None:

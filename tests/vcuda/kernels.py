@@ -46,7 +46,6 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
 
 
 def merge(grid, out, merges, part_out, part_lse, *, GROUP, KV_HEADS, D, **_):
-    """The weighted mean of partial results."""
     heads = out.view(-1, KV_HEADS, GROUP, D)
     for first, count, part, num_parts in merges.view(-1, 4).tolist():
         if count:
@@ -57,7 +56,6 @@ def merge(grid, out, merges, part_out, part_lse, *, GROUP, KV_HEADS, D, **_):
 
 
 def write_kv(grid, k, v, keys, values, targets, *_, L, **__):
-    """Keys and values of final blocks to their pages."""
     for row, page in enumerate(targets[: grid[0]].tolist()):
         if page >= 0:
             keys[page], values[page] = k[row * L : (row + 1) * L], v[row * L : (row + 1) * L]
@@ -68,7 +66,6 @@ def find_likeliest(*_, **__):
 
 
 def sample(grid, logits, param_table, work, out, width, stride, mask_token, *, NOISE, MIN_P, **_):
-    """The token, confidence, entropy and log-probability of each position."""
     temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits.float() / temperature, logits.float() / temperature.clamp(min=1)
     work[:, 0] = read.logsumexp(-1)
@@ -99,13 +96,11 @@ def keep_candidates(grid, highest, tokens, table, totals, candidates, weights, s
 
 
 def candidate_logits(grid, hidden, head, candidates, param_table, logits, *_, **__):
-    """The candidates' rows of the head over the hidden states of each position."""
     slots, positions = param_table[:, 4].long(), param_table[:, 5].long()
     logits.copy_(torch.einsum("mh,mch->mc", hidden[positions].float(), head[candidates[slots]].float()))
 
 
 def choose_candidate(grid, logits, candidates, other_weights, param_table, out, *, NOISE, **_):
-    """The candidate of each position, its confidence and entropy."""
     temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits / temperature, logits / temperature.clamp(min=1)
     slots = param_table[:, 4].long()
@@ -121,7 +116,6 @@ def choose_candidate(grid, logits, candidates, other_weights, param_table, out, 
 
 
 def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
-    """The residual sum, which becomes `x`, and its norm."""
     total = x.view(-1, width).add_(change.view(-1, width)).float()
     normed = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
     out.copy_(normed.view(out.shape))
@@ -145,20 +139,17 @@ def rotate_heads(
 
 
 def silu_times(grid, gate_up, out, width, **_):
-    """SwiGLU's product."""
     gate, up = gate_up.view(-1, 2, width).float().unbind(1)
     out.copy_((torch.nn.functional.silu(gate) * up).view(out.shape))
 
 
 def quantize_rows(grid, x, values, scales, *_, **__):
-    """Rows in int8 and their scales."""
     numbers, row_scales = quantize_activations(x, scheme_named("w8a8"))
     values.copy_(numbers)
     scales.copy_(row_scales[:, 0])
 
 
 def multiply(grid, x, x_scales, values, scales, out, sums, finished, ends, *_, EXPERTS, WHOLE, **__):
-    """Rows times a matrix, or each expert's rows times its matrix."""
     stops = ends.tolist() if EXPERTS else [len(x)]
     for matrix, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         rows = slice(first, stop)

@@ -13,7 +13,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ class Pointer:
     offset: int
     on_device: bool
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return (_DEVICE_MEMORY if self.on_device else _HOST_MEMORY) + self.offset
 
 
@@ -66,7 +65,7 @@ class Launcher:
     `folder`: where the built `cuda_driver.cpp` lies under the name `LIBRARY`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_LIBCUDA_PATH": str(folder)}
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
@@ -78,9 +77,7 @@ class Launcher:
         atexit.register(self._process.communicate)
         self._answers: dict[bytes, Binary | Exception] = {}
 
-    def launch(
-        self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], capability: tuple[int, int]
-    ) -> Binary:
+    def launch(self, kernel, grid, args, kwargs, capability):
         """Launches a kernel, or raises what Triton or CUDA's driver raises. `kernel`: the undecorated function."""
         launch = Launch(
             (kernel.__module__, kernel.__qualname__),
@@ -100,7 +97,7 @@ class Launcher:
         return answer
 
 
-def _as_sent(argument: Any) -> Any:
+def _as_sent(argument):
     if not isinstance(argument, Tensor):
         return argument
     offset = argument.storage_offset() * argument.element_size() % 16
@@ -110,7 +107,7 @@ def _as_sent(argument: Any) -> Any:
 # --- the second process ---------------------------------------------------------------------------------
 
 
-def main() -> None:
+def main():
     """Answers launches from stdin on stdout, until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what compilers print
@@ -134,7 +131,7 @@ def main() -> None:
 class _Device:
     """The current CUDA device of this process, as Triton asks torch for it."""
 
-    def __init__(self, num_launches: Callable[[], int]) -> None:
+    def __init__(self, num_launches):
         from triton.backends.nvidia.driver import CudaDriver
         from triton.runtime.driver import driver
 
@@ -144,7 +141,7 @@ class _Device:
         driver.set_active(CudaDriver())
         driver.active.get_current_stream = lambda _: 0
 
-    def launch(self, launch: Launch) -> Binary:
+    def launch(self, launch):
         """Raises ValueError if CUDA would start nothing."""
         self._current = CAPABILITIES.index(launch.capability)
         module, name = launch.kernel
@@ -155,7 +152,7 @@ class _Device:
         return Binary(compiled.hash, compiled.metadata.shared)
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error):
     """The error itself, or its words if it cannot be sent."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,14 +1,12 @@
 """Checkpoints of published shapes on a virtual device without numbers. They are loaded as from files."""
 
-from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from benchmarks.shapes import shape_named
-from service.model import Checkpoint, LoadOptions, parse_config
+from service.model import LoadOptions, parse_config
 from service.model.checkpoint import build_checkpoint, empty_networks
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weights import published_weights
@@ -18,23 +16,23 @@ from tests.vcuda.device import VirtualTensor
 class WeightsWithoutNumbers:
     """A `WeightSource` of tensors in bfloat16 that have shapes only."""
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, weights):
         self._weights = weights
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self):
         return self._weights
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name):
         return without_numbers(*self._weights[name].shape)
 
 
-def without_numbers(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> VirtualTensor:
+def without_numbers(*sizes, dtype=torch.bfloat16):
     """A tensor of the device."""
     return VirtualTensor(torch.empty(*sizes, dtype=dtype, device="meta"))
 
 
-def published_checkpoint(shape: str, block_size: int, weights: str, layers: int = 1) -> Checkpoint:
+def published_checkpoint(shape, block_size, weights, layers=1):
     """A checkpoint of a published shape, with MRP if its family has it, and with fewer layers: all are launched alike.
 
     `weights`: a type of torch, or a scheme of 8-bit weights beside bfloat16.

@@ -4,23 +4,17 @@ NCCL's operations are gloo's over the devices' memory. Each is one kernel, which
 `python -m tests.vcuda.ranks DESCRIPTOR FOLDER` is the worker. With `REFUSING` in the environment its captures fail.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from msgspec import structs
-from torch import Tensor
 
 from service.engine.forward import graphs
 from service.ipc import connections as ipc
 from service.parallel import TensorParallelExecutor, executor, process_group
-from tests.vcuda.device import VirtualDevice, VirtualTensor
 from tests.vcuda.torch_cuda import virtual_cuda
 
 REFUSING = "VCUDA_REFUSES_CAPTURES"
@@ -29,26 +23,25 @@ REFUSING = "VCUDA_REFUSES_CAPTURES"
 class Nccl:
     """The operations of a `ProcessGroupNCCL` on a virtual device."""
 
-    def __init__(self, gloo: Any, device: VirtualDevice) -> None:
+    def __init__(self, gloo, device):
         self._gloo, self._device = gloo, device
 
-    def allreduce(self, tensors: list[VirtualTensor]) -> Nccl:
+    def allreduce(self, tensors):
         return self._call("all_reduce", tensors, self._gloo.allreduce)
 
-    def broadcast(self, tensors: list[VirtualTensor]) -> Nccl:
+    def broadcast(self, tensors):
         return self._call("broadcast", tensors, self._gloo.broadcast)
 
-    def wait(self) -> None:
+    def wait(self):
         """The device's stream waits, not the host."""
 
-    def _call(self, name: str, tensors: list[VirtualTensor], start: Callable[[list[Tensor]], Any]) -> Nccl:
+    def _call(self, name, tensors, start):
         memory = [tensor.memory for tensor in tensors]
         self._device.call_kernel(name, lambda: start(memory).wait())
         return self
 
 
-def use_gloo(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
-    """Replaces NCCL in this process."""
+def use_gloo(patch, device):
     backend = process_group._backend
     patch.setattr(
         process_group, "_backend", lambda store, join: Nccl(backend(store, structs.replace(join, device="cpu")), device)
@@ -56,7 +49,7 @@ def use_gloo(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
 
 
 @contextmanager
-def virtual_ranks(device: VirtualDevice) -> Iterator[None]:
+def virtual_ranks(device):
     """Executors have rank 0 on this device, and a worker on a device of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -66,20 +59,18 @@ def virtual_ranks(device: VirtualDevice) -> Iterator[None]:
 
 
 @contextmanager
-def two_ranks(device: VirtualDevice) -> Iterator[TensorParallelExecutor]:
-    """An executor whose rank 0 is on this device."""
+def two_ranks(device):
     with virtual_ranks(device), TensorParallelExecutor(2, "cuda") as ranks:
         yield ranks
 
 
-def refuse(self: Any, function: Callable[[], Tensor]) -> Any:
+def refuse(self, function):
     """A capture that fails after the first run."""
     function()
     raise graphs.CaptureFailed("refused by rank 1")
 
 
-def main() -> None:
-    """The worker."""
+def main():
     with virtual_cuda() as device, pytest.MonkeyPatch.context() as patch:
         use_gloo(patch, device)
         if REFUSING in os.environ:

@@ -18,7 +18,7 @@ from service.engine.request import LogprobsRequest
 from tests.engine.helpers import FREE
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, on_device, steps, waits
-from tests.vcuda.device import Counts, VirtualDevice
+from tests.vcuda.device import Counts
 
 TABLE = Path(__file__).parent / "counts.json"
 #: requests of a step, and their new tokens
@@ -73,7 +73,7 @@ def test_no_count_of_a_step_rises(device, mode, request, monkeypatch):
     TABLE.write_text("{\n" + ",\n".join([f'"torch": "{version}"', *rows]) + "\n}\n")
 
 
-def per_step(device: VirtualDevice, mode: str) -> dict[str, float]:
+def per_step(device, mode):
     """The mean counts of a step, warm: the third time that these requests are decoded."""
     mode_params, sampling, logprobs = MODES[mode]
     engine = Engine(

@@ -107,7 +107,7 @@ def test_8_bit_matrices_decode_as_on_the_cpu(device, name, scheme):
 def test_an_error_of_one_request_ends_that_request_alone(device, monkeypatch):
     """The policies of `direct` raise between two forwards, while the other micro-batch is under way."""
 
-    def fail(self: Direct, canvas: Any) -> Any:
+    def fail(self, canvas):
         yield from ()
         raise RuntimeError("an unexpected error")
 

@@ -1,11 +1,7 @@
 """Faults of a CUDA path, planted one by one: the virtual device notices each."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from service.engine import Engine
 from service.engine.forward import graphs, sampler
@@ -20,7 +16,7 @@ NAME = GOLDEN_NAMES[0]
 Patch = pytest.MonkeyPatch
 
 
-def decode() -> None:
+def decode():
     decode_golden(Engine(on_device(NAME), ALL_ON), NAME, 1)
 
 
@@ -32,20 +28,20 @@ def test_without_a_fault_nothing_is_noticed(device):
 # --- wrong numbers ----------------------------------------------------------------------------------
 
 
-def result_without_copy(patch: Patch) -> None:
+def result_without_copy(patch):
     """A graph's own memory is its result, which the next replay overwrites."""
 
-    def replay(self: Any, num_rows: int) -> Tensor:
+    def replay(self, num_rows):
         self._replay()
         return self._result[:num_rows]
 
     patch.setattr(graphs._Graph, "replay", replay)
 
 
-def host_reads_early(patch: Patch) -> None:
+def host_reads_early(patch):
     """The host reads a copy before it has arrived."""
 
-    def to_host(tables: list[Tensor]) -> Callable[[], list[Tensor]]:
+    def to_host(tables):
         copies = [torch.empty(table.shape, dtype=table.dtype, pin_memory=True) for table in tables]
         for host, table in zip(copies, tables, strict=True):
             host.copy_(table, non_blocking=True)
@@ -54,11 +50,11 @@ def host_reads_early(patch: Patch) -> None:
     patch.setattr(sampler, "to_host_async", to_host)
 
 
-def pinned_buffer_used_again(patch: Patch) -> None:
+def pinned_buffer_used_again(patch):
     """One pinned buffer for all tables, filled again while its last copy is under way."""
     buffer, pack = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True), PackedTables._packed
 
-    def packed(self: Any) -> Tensor:
+    def packed(self):
         part = buffer[: self.num_bytes]
         part.copy_(pack(self))
         return part
@@ -66,10 +62,10 @@ def pinned_buffer_used_again(patch: Patch) -> None:
     patch.setattr(PackedTables, "_packed", packed)
 
 
-def work_in_a_capture_counts(patch: Patch) -> None:
+def work_in_a_capture_counts(patch):
     """The capture's result is used without a replay: nothing was computed."""
 
-    def replay(self: Any, num_rows: int) -> Tensor:
+    def replay(self, num_rows):
         if hasattr(self, "replayed"):
             self._replay()
         self.replayed = True
@@ -94,7 +90,7 @@ def test_waits_are_counted_with_their_line(device, monkeypatch):
     """Every layer asks for a number."""
     forward = layers.FeedForward.forward
 
-    def checked(self: Any, x: Tensor, *args: Any) -> Tensor:
+    def checked(self, x, *args):
         return forward(self, x, *args) if float(x.sum()) < 1e30 else x
 
     monkeypatch.setattr(layers.FeedForward, "forward", checked)

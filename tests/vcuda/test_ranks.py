@@ -6,7 +6,6 @@ import torch
 
 from service.engine import Engine, EngineDeps
 from service.model import LoadOptions
-from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import FREE
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, waits
@@ -16,7 +15,7 @@ from tests.vcuda.ranks import REFUSING, two_ranks
 NAME = GOLDEN_NAMES[0]
 
 
-def engine_of(ranks: TensorParallelExecutor, max_rows: int) -> Engine:
+def engine_of(ranks, max_rows):
     checkpoint = ranks.load(GOLDEN / NAME, LoadOptions(torch.float32, "cuda"))
     config = replace(ALL_ON, max_rows=max_rows, draft_candidates=8)
     return Engine(checkpoint, config, deps=EngineDeps(costs=FREE, ranks=ranks))

@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +16,13 @@ from service.engine_process.core import _limits, load_core
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR, Recorder
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
 
 NAME = GOLDEN_NAMES[1]
 
 
-def mixed_requests(count: int) -> list[GenerationRequest]:
+def mixed_requests(count):
     """Requests of all kinds of rows: sampled, filtered, rescored, drafted, long prompts, log-probabilities."""
     modes = (Static(), Speculative(2, 3), Direct(2), Remask(0.5), Speculative("auto"), Speculative(0, 4))
     sampled = SamplingParams(0.7, seed=1), SamplingParams(0.7, seed=1, min_p=0.1), SamplingParams(1.0, 0.8, 9, seed=2)
@@ -70,27 +69,17 @@ def test_graphs_are_captured_largest_first_on_one_stream(device, caplog):
     assert len(device.graphs) == captured
 
 
-def test_forwards_that_waiting_experts_need_are_never_captured(device):
-    """In float32 torch has no grouped product on CUDA. The engine knows this before a capture could fail."""
-    recorder = Recorder()
-    engine = Engine(on_device(EXPERTS_NAME), ALL_ON, recorder, EngineDeps(costs=FAIR))
-    engine.prepare()
-    assert device.counts.captures == 0
-    decode_golden(engine, EXPERTS_NAME, 2)
-    assert sum(report.eager_forwards for report in recorder.reports) > 0
-
-
 # --- failed captures -----------------------------------------------------------------------------------
 
 
-def fail_captures(patch: pytest.MonkeyPatch, failures: dict[int, Exception]) -> None:
+def fail_captures(patch, failures):
     """The captures of these numbers fail after the first run, by these errors."""
     capture, numbers = graphs.CudaCapture.__call__, count()
 
-    def failing(self: Any, function: Any) -> Any:
+    def failing(self, function):
         error, runs = failures.get(next(numbers)), count()
 
-        def run() -> torch.Tensor:
+        def run():
             if next(runs) == 1 and error is not None:
                 raise error
             return function()

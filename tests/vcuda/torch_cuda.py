@@ -3,7 +3,6 @@
 import atexit
 import ctypes
 import subprocess
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from tests.vcuda.device import Recording, VirtualDevice, VirtualTensor, WrongUse, memory_of
 from tests.vcuda.kernels import KERNELS, PROCESSORS
-from tests.vcuda.launcher import LIBRARY, Binary, Launcher
+from tests.vcuda.launcher import LIBRARY, Launcher
 
 
 @cache
-def launcher() -> Launcher:
+def launcher():
     """Builds what a CPU build of torch lacks, once in a process: the device guard and CUDA's driver library.
 
     Skips the test where there is no compiler, no Triton, or a CUDA device.
@@ -41,7 +40,7 @@ def launcher() -> Launcher:
     return Launcher(folder)
 
 
-def _build_library(source: str, target: Path, *options: str) -> None:
+def _build_library(source, target, *options):
     words = ["g++", str(Path(__file__).parent / source), "-O1", "-std=c++20", "-shared", "-fPIC", *options]
     built = subprocess.run([*words, "-o", str(target)], capture_output=True, text=True, check=False)
     if built.returncode:
@@ -51,17 +50,17 @@ def _build_library(source: str, target: Path, *options: str) -> None:
 class Event:
     """A CUDA event: work is done once the host has waited for an event behind it."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_, **__):
         self._copies: list[Any] = []
 
-    def record(self, _stream: Any = None) -> None:
+    def record(self, _stream=None):
         self._copies = list(_device().copies)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         _device().counts.event_waits += 1
         _device().finish(self._copies)
 
-    def query(self) -> bool:
+    def query(self):
         return True
 
 
@@ -70,29 +69,27 @@ class Stream:
 
     cuda_stream = 0
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_, **__):
         _device().streams.append(self)
 
-    def wait_stream(self, _other: Any) -> None: ...
+    def wait_stream(self, _other): ...
 
-    def wait_event(self, _event: Any) -> None: ...
+    def wait_event(self, _event): ...
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         _device().wait("stream.synchronize")
 
 
 class CUDAGraph:
-    """A graph of recorded operations."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_, **__):
         self.recording = Recording()
 
-    def replay(self) -> None:
+    def replay(self):
         _device().replay(self.recording)
 
 
 @contextmanager
-def _on_stream(stream: Stream) -> Iterator[None]:
+def _on_stream(stream):
     device = _device()
     before, device.stream = device.stream, stream
     yield
@@ -100,7 +97,7 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 
 @contextmanager
-def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+def _graph(graph, pool=None, stream=None, **_):
     """`torch.cuda.graph`. If an error of CUDA ends the capture, the stream stays current, and the pool stays open."""
     device = _device()
     graph.recording.pool = pool
@@ -121,26 +118,25 @@ def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, **_: Any) -> 
     device.end_capture()
 
 
-def _empty_cache() -> None:
+def _empty_cache():
     if _device().open_pools:
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
 
-def _end_allocate_to_pool(_index: int, pool: Any) -> None:
+def _end_allocate_to_pool(_index, pool):
     if pool not in _device().open_pools:
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
     _device().open_pools.discard(pool)
 
 
-def _device() -> VirtualDevice:
+def _device():
     if VirtualTensor.device_mode is None:
         raise WrongUse("torch.cuda is used outside the virtual device")
     return VirtualTensor.device_mode
 
 
 @contextmanager
-def virtual_cuda(**options: Any) -> Iterator[VirtualDevice]:
-    """A virtual CUDA device, with the options of `VirtualDevice`. Skips the test where `launcher` does."""
+def virtual_cuda(**options):
     launch = launcher().launch
     device = VirtualDevice(**options)
     with pytest.MonkeyPatch.context() as patch:
@@ -152,7 +148,7 @@ def virtual_cuda(**options: Any) -> Iterator[VirtualDevice]:
             yield device
 
 
-def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
+def _replace_cuda(patch, device):
     properties = SimpleNamespace(
         multi_processor_count=PROCESSORS, name="virtual", major=device.capability[0], minor=device.capability[1]
     )
@@ -188,22 +184,22 @@ def _replace_cuda(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
     device.stream = Stream.__new__(Stream)
 
 
-def _replace_tensor_methods(patch: pytest.MonkeyPatch, device: VirtualDevice) -> None:
+def _replace_tensor_methods(patch, device):
     """Methods that no dispatch mode sees. In inference mode parameters of a wrapper class have no views."""
 
-    def on_device(method: Callable[..., Any], action: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def on_device(method, action):
+        def call(self, *args, **kwargs):
             return (action if isinstance(self, VirtualTensor) else method)(self, *args, **kwargs)
 
         return call
 
-    def refuse(self: Tensor, *_: Any, **__: Any) -> Any:
+    def refuse(self, *_, **__):
         raise TypeError("a tensor of the device has no numpy array and cannot be pinned")
 
-    def pinned(self: Tensor, *_: Any) -> Tensor:
+    def pinned(self, *_):
         return device.pin(self.clone())
 
-    def normalized(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+    def normalized(x, shape, weight=None, eps=None):
         """A CPU build makes it of parts; CUDA has one kernel, behind a copy of a tensor that is not dense."""
         dense = x.contiguous()
         weights = () if weight is None else (weight,)
@@ -223,7 +219,7 @@ def _replace_tensor_methods(patch: pytest.MonkeyPatch, device: VirtualDevice) ->
     patch.setattr(torch.inference_mode, "__exit__", torch.no_grad.__exit__)
 
 
-def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice, launch: Callable[..., Binary]) -> None:
+def _replace_triton(patch, device, launch):
     """Kernels are launched by Triton's launcher. Then they run by their definition in torch.
 
     A kernel without a definition runs in Triton's interpreter.
@@ -232,7 +228,7 @@ def _replace_triton(patch: pytest.MonkeyPatch, device: VirtualDevice, launch: Ca
 
     interpret = GridExecutor.__call__
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+    def call(self, *args, **kwargs):
         grid = self.grid if isinstance(self.grid, tuple) else self.grid(kwargs)
         device.note_binary(launch(self.fn, grid, args, kwargs, device.capability))
         name = self.fn.__name__

@@ -1,7 +1,6 @@
 """The command as a function."""
 
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -11,11 +10,11 @@ from tests.engine.helpers import FAIR
 
 
 @pytest.fixture
-def paper(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def paper(monkeypatch):
     """paper(*words) -> exit status. The costs of forwards are known, not measured."""
     monkeypatch.setattr("service.engine.engine.measure", lambda *_: FAIR)
 
-    def run(*words: object) -> int:
+    def run(*words):
         monkeypatch.setattr(sys, "argv", ["paper", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             run_benchmark(command, "benchmarks.paper")

@@ -1,9 +1,7 @@
 """The command: rows on a golden checkpoint, interrupted and resumed, and its report."""
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -25,14 +23,14 @@ ROWS = ("--row", "direct mrp_steps=1", "--row", "speculative mrp_steps=2", "--ro
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "mbpp.jsonl").write_text("\n".join(map(json.dumps, LINES)))
     return folder
 
 
-def content(out: Path) -> dict[str, Any]:
+def content(out):
     return json.loads((out / "paper.json").read_text())
 
 
@@ -100,7 +98,7 @@ def test_an_interrupted_run_goes_on(paper, data, tmp_path, monkeypatch, capsys):
     words = (*words, "--block-size", 8, "--max-new-tokens", 8, "--device", "cpu", "--out", tmp_path / "out")
     decode, calls = EngineDecoder.decode, list[str]()
 
-    def interrupted(self: EngineDecoder, prompts: Sequence[str], row: Any, together: int) -> Any:
+    def interrupted(self, prompts, row, together):
         calls.append(row.name)
         if len(calls) == 3:
             raise KeyboardInterrupt

@@ -15,14 +15,14 @@ from service.errors import SettingsError
 
 
 @pytest.fixture(autouse=True)
-def can_sandbox() -> None:
+def can_sandbox():
     try:
         assert run("print(6 * 7)") == "42\n"
     except SettingsError as error:
         pytest.skip(error.message)
 
 
-def outside(program: str) -> str:
+def outside(program):
     """The output of a program without the sandbox."""
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 

