@@ -33,7 +33,7 @@ _CPU_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class RequestedSizes:
-    """The requested sizes; None: the largest size that fits. `memory_utilization`: of a CPU only the free memory."""
+    """The requested sizes; None: the largest size that fits. `memory_utilization`: a CPU counts free memory only."""
 
     kv_cache_tokens: int | None = None
     max_running: int | None = None

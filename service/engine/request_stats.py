@@ -53,7 +53,7 @@ class RequestStats:
         self._mrp_version: int | None
 
     def begin(self, clock: Callable[[], float], version: int, mrp_version: int | None = None) -> None:
-        """The request has left the queue. The versions are those of the weights that answer, and of MRP."""
+        """The request has left the queue. The weights that answer have these versions, MRP the second."""
         self._clock, self._version, self._mrp_version = clock, version, mrp_version
         self._queue_s = self._age()
 

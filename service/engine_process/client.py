@@ -101,9 +101,9 @@ class EngineProcessClient(Frames):
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
-        `constraint`: that of the answer, for which the engine's process compiles a grammar. Closing the generator
-        aborts the request. Raises the errors of `validate`, `GrammarCompiler.compile` and `EngineThread.submit`;
-        ReplicaStopping; EngineFailed; OutOfMemory if the device has no memory for this request.
+        `constraint`: the constraint of the answer, for which the engine's process compiles a grammar. Closing the
+        generator aborts the request. Raises the errors of `validate`, `GrammarCompiler.compile` and
+        `EngineThread.submit`; ReplicaStopping; EngineFailed; OutOfMemory if the device has no memory for this request.
         """
         info = self.info
         validate(request, info.config, info.max_model_len, deterministic=info.deterministic)

@@ -236,7 +236,7 @@ def tune_interpreter() -> None:
     """Lets an event loop respond beside an engine's thread. Called once, when the checkpoint is loaded.
 
     A full garbage collection holds the lock and looks at every object: 70 ms for half a million of libraries and
-    checkpoint, which collections leave out from now on. It takes 8 ms for those of requests, so it is rare.
+    checkpoint, which collections leave out from now on. The objects of requests take 8 ms, so it is rare.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()

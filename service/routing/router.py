@@ -27,7 +27,7 @@ class _ReplicaLoad:
 class InflightCounts:
     """The number of requests at every replica, as one ingress knows it.
 
-    The ingress counts its own requests exactly. A replica reports those of other ingresses with every item. A report
+    The ingress counts its own requests exactly. A replica reports the requests of others with every item. A report
     expires after a few seconds: a replica that seems busy gets no requests and so would never report again.
     """
 

@@ -145,7 +145,7 @@ class DraftPlanner:
         return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
-        """The current budget of a request. `reliability`: that of its kind of drafts. `pages`: those of each state."""
+        """The current budget of a request, by the reliability of its kind of drafts and the pages of each state."""
         work, reading = self.work, self.costs().reading(pages)
         key = mrp_steps, reading, work.num_running, work.num_running_beside(tenant), reliability
         if (budget := self._budgets.get(key)) is None or (not budget.states and self._steps % _TRIAL == 0):

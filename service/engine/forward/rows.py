@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
-    """A greedy row of masks after `index` pages, or after those of the longest request. It writes no page."""
+    """A greedy row of masks after `index` pages, or after the longest request's pages. It writes no page."""
     size = config.block_size
     index = min(index, min(config.max_positions // size, num_pages) - 1)
     return Row(Block((MASKED,) * size), index, range(index), writes_kv=False, sampling=SamplingParams())
