@@ -141,8 +141,8 @@ class _Adapter:
 
     def _ignore(self, keyword: str, schema: Schema, path: str) -> None:
         """Notes that a keyword is ignored, if it has an effect that no other keyword notes."""
-        found = schema[keyword]  # false differs from 0
-        no_effect = any(found == value and type(found) is type(value) for value in _NO_EFFECT.get(keyword, ()))
+        argument = schema[keyword]  # false differs from 0
+        no_effect = any(argument == value and type(argument) is type(value) for value in _NO_EFFECT.get(keyword, ()))
         needed = _NEEDS.get(keyword)
         if not no_effect and keyword not in _SECONDARY and (needed is None or any(name in schema for name in needed)):
             self.ignored.append(f"{path}{keyword}")
