@@ -2,13 +2,14 @@
 
 import json
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from service.demo import CHECKPOINT
 from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
-from service.model import load_checkpoint
+from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
@@ -22,7 +23,7 @@ MODEL = "demo"
 
 
 @contextmanager
-def servers():
+def servers() -> Iterator[dict[str, str]]:
     """The environment of a client: the addresses of the two servers, and the name of their models."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -39,7 +40,7 @@ def servers():
 
 
 @contextmanager
-def _served(checkpoint):
+def _served(checkpoint: Checkpoint) -> Iterator[str]:
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=65536)
     replica: Replica = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=FAIR))
     try:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ UV = shutil.which("uv")
 
 
 @pytest.fixture(scope="module")
-def environment():
+def environment() -> Iterator[dict[str, str]]:
     with servers() as addresses:
         yield os.environ | addresses
 
@@ -30,7 +31,7 @@ def environment():
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(UV is None, reason="uv makes the clients' environments; `pip install uv` installs it")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_part_of_a_client_works(environment, script):
+def test_every_part_of_a_client_works(environment: dict[str, str], script: Path) -> None:
     if subprocess.run([UV, "sync", "-q", "--offline", "--script", script], check=False).returncode:
         pytest.skip(f"the packages of {script.name} are not installed; `uv sync --script {script}` installs them")
     check([UV, "run", "-q", "--offline", script], environment)
@@ -42,11 +43,12 @@ def test_every_part_of_a_client_works(environment, script):
 )
 @pytest.mark.skipif(not (HERE / "node" / "node_modules").is_dir(), reason="`make clients` installs node's clients")
 @pytest.mark.parametrize("script", NODE_SCRIPTS, ids=lambda script: script.stem)
-def test_every_part_of_a_client_of_node_works(environment, script):
+def test_every_part_of_a_client_of_node_works(environment: dict[str, str], script: Path) -> None:
     check(["node", script], environment)
 
 
-def check(command, environment):
+def check(command: list[str | Path], environment: dict[str, str]) -> None:
+    """Runs a script. All of its parts must work."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-2000:]
     errors = json.loads(done.stdout.splitlines()[-1])["errors"]

@@ -96,6 +96,8 @@ class DraftVocabulary:
         -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`.
         """
         slots = self.slots[batch.row, batch.position]
+        if slots.min() < 0:
+            raise AssertionError("a position is to be drafted whose candidates were not computed")
         earlier, filtered = self._joined(), bool(batch.metadata.filtered[batch.row].any())
         if kernels:
             params = tables.add(_params(batch, slots))

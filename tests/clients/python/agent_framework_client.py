@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["agent-framework-openai==1.17.0"]
+# dependencies = [
+#     "agent-framework-openai==1.17.0",
+# ]
 # ///
 """Microsoft's Agent Framework: `OpenAIChatCompletionClient(base_url=…)`."""
 

@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["aisuite[openai]==0.2.0"]
+# dependencies = [
+#     "aisuite[openai]==0.2.0",
+# ]
 # ///
 """aisuite: the provider `openai` with a `base_url`."""
 

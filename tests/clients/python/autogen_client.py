@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"]
+# dependencies = [
+#     "autogen-agentchat==0.7.5",
+#     "autogen-ext[openai]==0.7.5",
+# ]
 # ///
 """AutoGen: `OpenAIChatCompletionClient(base_url=…, model_info=…)`."""
 
@@ -11,8 +14,13 @@ from autogen_core.models import ModelFamily, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from parts import DEMO, KEY, MODEL, STORY, part, run
 
-INFO = {"vision": False, "family": ModelFamily.UNKNOWN}
-INFO |= dict.fromkeys(("function_calling", "json_output", "structured_output"), True)
+INFO = {
+    "vision": False,
+    "function_calling": True,
+    "json_output": True,
+    "family": ModelFamily.UNKNOWN,
+    "structured_output": True,
+}
 
 
 def client():

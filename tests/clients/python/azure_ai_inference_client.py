@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["azure-ai-inference==1.0.0b9"]
+# dependencies = [
+#     "azure-ai-inference==1.0.0b9",
+# ]
 # ///
 """Azure AI Inference: `ChatCompletionsClient(endpoint=…)`."""
 
@@ -19,7 +21,7 @@ from azure.ai.inference.models import (
     UserMessage,
 )
 from azure.core.credentials import AzureKeyCredential
-from parts import DEMO, KEY, LONG, MODEL, SCHEMA, STORY, TOOLS, fails, part, run, streamed
+from parts import DEMO, KEY, LONG, MODEL, SCHEMA, STORY, TOOLS, fails, part, run
 
 client = ChatCompletionsClient(endpoint=f"{DEMO}v1", credential=AzureKeyCredential(KEY))
 caller = ChatCompletionsClient(endpoint=f"{TOOLS}v1", credential=AzureKeyCredential(KEY))
@@ -31,6 +33,17 @@ FIND = {
     "tool_choice": ChatCompletionsNamedToolChoice(function=ChatCompletionsNamedToolChoiceFunction(name="find")),
     "max_tokens": 300,
 }
+
+
+@part
+def chat():
+    assert "6" in client.complete(messages=MESSAGES, model=MODEL).choices[0].message.content
+
+
+@part
+def stream():
+    chunks = client.complete(messages=MESSAGES, model=MODEL, stream=True)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @part
@@ -69,7 +82,4 @@ def a_refusal():
     assert fails(call, "HttpResponseError").status_code == 400
 
 
-run(
-    stream=lambda: "6" in streamed(client.complete(messages=MESSAGES, model=MODEL, stream=True)),
-    chat=lambda: "6" in client.complete(messages=MESSAGES, model=MODEL).choices[0].message.content,
-)
+run()

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["baml-py==0.226.3", "pydantic>=2,<3"]
+# dependencies = [
+#     "baml-py==0.226.3",
+#     "pydantic>=2,<3",
+# ]
 # ///
 """BAML: `provider "openai-generic"` or `provider "anthropic"` with a `base_url`. `baml-cli` writes the client."""
 
@@ -81,17 +84,35 @@ from baml_client import b  # noqa: E402 - it is written above
 
 
 @part
+def chat():
+    assert "6" in b.Tell(STORY)
+
+
+@part
+def messages():
+    assert "6" in b.Tell(STORY, {"client": "Messages"})
+
+
+@part
+def responses():
+    assert "6" in b.Tell(STORY, {"client": "Responses"})
+
+
+@part
 def stream():
     pieces = b.stream.Tell(STORY)
     assert list(pieces)
     assert "6" in pieces.get_final_response()
 
 
-run(
-    chat=lambda: "6" in b.Tell(STORY),
-    messages=lambda: "6" in b.Tell(STORY, {"client": "Messages"}),
-    responses=lambda: "6" in b.Tell(STORY, {"client": "Responses"}),
-    structured=lambda: b.Extract(STORY).name in ("Tom", "Ann"),
-    a_refusal=lambda: fails(lambda: b.Tell(LONG), "BamlClientHttpError").status_code == 400,
-    at_end=temporary.cleanup,
-)
+@part
+def structured():
+    assert b.Extract(STORY).name in ("Tom", "Ann")
+
+
+@part
+def a_refusal():
+    assert fails(lambda: b.Tell(LONG), "BamlClientHttpError").status_code == 400
+
+
+run(temporary.cleanup)

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["burr==0.42.0", "openai==3.57.0"]
+# dependencies = [
+#     "burr==0.42.0",
+#     "openai==3.57.0",
+# ]
 # ///
 """Burr, around OpenAI's client."""
 

@@ -1,14 +1,19 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["chatlas==0.23.0", "openai==3.57.0"]
+# dependencies = [
+#     "chatlas==0.23.0",
+#     "openai==3.57.0",
+# ]
 # ///
 """chatlas: `ChatOpenAICompletions(base_url=…)`."""
 
 from chatlas import ChatOpenAICompletions
-from parts import DEMO, KEY, MODEL, STORY, run
+from parts import DEMO, KEY, MODEL, STORY, part, run
 
-run(
-    chat=lambda: (
-        "6" in str(ChatOpenAICompletions(base_url=f"{DEMO}v1", api_key=KEY, model=MODEL).chat(STORY, echo="none"))
-    ),
-)
+
+@part
+def chat():
+    assert "6" in str(ChatOpenAICompletions(base_url=f"{DEMO}v1", api_key=KEY, model=MODEL).chat(STORY, echo="none"))
+
+
+run()

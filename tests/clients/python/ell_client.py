@@ -1,12 +1,14 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["ell-ai[sqlite]==0.0.17"]
+# dependencies = [
+#     "ell-ai[sqlite]==0.0.17",
+# ]
 # ///
 """ell: a client of OpenAI for `ell.simple`."""
 
 import ell
 import openai
-from parts import DEMO, KEY, MODEL, STORY, run
+from parts import DEMO, KEY, MODEL, STORY, part, run
 
 client = openai.OpenAI(base_url=f"{DEMO}v1", api_key=KEY)
 
@@ -17,6 +19,9 @@ def ask(story: str) -> str:
     return story
 
 
-run(
-    simple=lambda: ask(STORY),
-)
+@part
+def simple():
+    assert ask(STORY)
+
+
+run()

@@ -1,15 +1,28 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["huggingface_hub==2.4.0"]
+# dependencies = [
+#     "huggingface_hub==2.4.0",
+# ]
 # ///
 """Hugging Face's client: `InferenceClient(base_url=…)`. Its structured output is TGI's form."""
 
 import json
 
 from huggingface_hub import InferenceClient
-from parts import DEMO, KEY, MESSAGES, MODEL, SCHEMA, part, run, streamed
+from parts import DEMO, KEY, MESSAGES, MODEL, SCHEMA, part, run
 
 client = InferenceClient(base_url=f"{DEMO}v1", api_key=KEY)
+
+
+@part
+def chat():
+    assert "6" in client.chat_completion(MESSAGES, model=MODEL).choices[0].message.content
+
+
+@part
+def stream():
+    chunks = client.chat_completion(MESSAGES, model=MODEL, stream=True)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @part
@@ -24,7 +37,4 @@ def structured():
     assert json.loads(answer.choices[0].message.content)["name"] in ("Tom", "Ann")
 
 
-run(
-    stream=lambda: "6" in streamed(client.chat_completion(MESSAGES, model=MODEL, stream=True)),
-    chat=lambda: "6" in client.chat_completion(MESSAGES, model=MODEL).choices[0].message.content,
-)
+run()

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["instructor==1.17.0", "anthropic>=2,<3"]
+# dependencies = [
+#     "instructor==1.17.0",
+#     "anthropic>=2,<3",
+# ]
 # ///
 """instructor: `from_openai(OpenAI(base_url=…))`, in the modes that constrain answers."""
 
@@ -9,9 +12,15 @@ from typing import Literal
 import anthropic
 import instructor
 import openai
-from apples import Apples
-from parts import DEMO, KEY, MESSAGES, MODEL, TOOLS, run
+from parts import DEMO, KEY, MESSAGES, MODEL, TOOLS, part, run
 from pydantic import BaseModel
+
+
+class Apples(BaseModel):
+    """Some apples."""
+
+    name: Literal["Tom", "Ann"]
+    apples: int
 
 
 class Names(BaseModel):
@@ -25,24 +34,35 @@ def completions(mode, base=DEMO):
     return instructor.from_openai(client, mode=mode).chat.completions
 
 
-run(
-    json_schema=lambda: completions(instructor.Mode.JSON_SCHEMA).create(
+@part
+def json_schema():
+    assert completions(instructor.Mode.JSON_SCHEMA).create(model=MODEL, messages=MESSAGES, response_model=Apples)
+
+
+@part
+def tools():
+    assert completions(instructor.Mode.TOOLS, TOOLS).create(model=MODEL, messages=MESSAGES, response_model=Apples)
+
+
+@part
+def partial():
+    answers = completions(instructor.Mode.JSON_SCHEMA).create_partial(
         model=MODEL, messages=MESSAGES, response_model=Apples
-    ),
-    tools=lambda: completions(instructor.Mode.TOOLS, TOOLS).create(
-        model=MODEL, messages=MESSAGES, response_model=Apples
-    ),
-    partial=lambda: (
-        list(
-            completions(instructor.Mode.JSON_SCHEMA).create_partial(
-                model=MODEL, messages=MESSAGES, response_model=Apples
-            )
-        )[-1].name
-    ),
-    a_set=lambda: completions(instructor.Mode.TOOLS, TOOLS).create(
-        model=MODEL, messages=MESSAGES, response_model=Names
-    ),
-    anthropic_tools=lambda: instructor.from_anthropic(
+    )
+    assert list(answers)[-1].name
+
+
+@part
+def a_set():
+    assert completions(instructor.Mode.TOOLS, TOOLS).create(model=MODEL, messages=MESSAGES, response_model=Names)
+
+
+@part
+def anthropic_tools():
+    client = instructor.from_anthropic(
         anthropic.Anthropic(base_url=TOOLS, api_key=KEY), mode=instructor.Mode.ANTHROPIC_TOOLS
-    ).messages.create(model=MODEL, messages=MESSAGES, max_tokens=300, response_model=Apples),
-)
+    )
+    assert client.messages.create(model=MODEL, messages=MESSAGES, max_tokens=300, response_model=Apples)
+
+
+run()

@@ -1,18 +1,31 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["langchain==1.5.2", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"]
+# dependencies = [
+#     "langchain==1.5.2",
+#     "langchain-openai==1.7.4",
+#     "langchain-anthropic==1.7.10",
+# ]
 # ///
 """LangChain: `ChatOpenAI(base_url=…)`, `ChatAnthropic(base_url=…)`, and agents with a name, as supervisors have."""
 
-from apples import Apples
+from typing import Literal
+
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
+from pydantic import BaseModel
 
 model = ChatOpenAI(model=MODEL, base_url=f"{DEMO}v1", api_key=KEY, max_retries=0)
 claude = ChatAnthropic(model_name=MODEL, base_url=DEMO.rstrip("/"), api_key=KEY, max_retries=0)
+
+
+class Apples(BaseModel):
+    """Some apples."""
+
+    name: Literal["Tom", "Ann"]
+    apples: int
 
 
 def add(a: int, b: int) -> int:
@@ -21,8 +34,33 @@ def add(a: int, b: int) -> int:
 
 
 @part
+def invoke():
+    assert "6" in model.invoke(STORY).content
+
+
+@part
+def stream():
+    assert "6" in "".join(chunk.content for chunk in model.stream(STORY))
+
+
+@part
+def batch():
+    assert all("6" in answer.content for answer in model.batch([STORY] * 4))
+
+
+@part
 def responses():
     assert "6" in ChatOpenAI(model=MODEL, base_url=f"{DEMO}v1", api_key=KEY, use_responses_api=True).invoke(STORY).text
+
+
+@part
+def anthropic():
+    assert "6" in claude.invoke(STORY).content
+
+
+@part
+def structured():
+    assert model.with_structured_output(Apples, method="json_schema").invoke(STORY).name
 
 
 @part
@@ -54,11 +92,9 @@ def a_prompt_that_is_too_long_for_anthropic():
     fails(lambda: claude.invoke(LONG), "AnthropicContextOverflowError", "ContextOverflowError")
 
 
-run(
-    invoke=lambda: "6" in model.invoke(STORY).content,
-    stream=lambda: "6" in "".join(chunk.content for chunk in model.stream(STORY)),
-    batch=lambda: all("6" in answer.content for answer in model.batch([STORY] * 4)),
-    anthropic=lambda: "6" in claude.invoke(STORY).content,
-    structured=lambda: model.with_structured_output(Apples, method="json_schema").invoke(STORY).name,
-    max_tokens_beyond_the_context=lambda: model.bind(max_tokens=4000).invoke(STORY),
-)
+@part
+def max_tokens_beyond_the_context():
+    assert model.bind(max_tokens=4000).invoke(STORY)
+
+
+run()

@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["langfuse==5.0.4", "openai==3.57.0"]
+# dependencies = [
+#     "langfuse==5.0.4",
+#     "openai==3.57.0",
+# ]
 # ///
 """Langfuse's wrapper of OpenAI's client."""
 

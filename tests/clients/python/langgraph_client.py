@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["langgraph==1.2.24", "langchain-openai==1.7.4"]
+# dependencies = [
+#     "langgraph==1.2.24",
+#     "langchain-openai==1.7.4",
+# ]
 # ///
 """LangGraph: graphs of `ChatOpenAI(base_url=…)`; its agents have names, which they write into the messages."""
 

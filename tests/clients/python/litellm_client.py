@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["litellm==1.110.2"]
+# dependencies = [
+#     "litellm==1.110.2",
+# ]
 # ///
 """LiteLLM: `api_base` and a prefix such as `openai/`; its Router falls back where a prompt is too long."""
 
@@ -10,6 +12,11 @@ from parts import DEMO, KEY, LONG, MESSAGES, MODEL, STORY, fails, part, run
 litellm.suppress_debug_info = True
 OPTIONS = {"messages": MESSAGES, "api_key": KEY}
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{DEMO}v1", **OPTIONS}
+
+
+@part
+def chat():
+    assert "6" in litellm.completion(**OPENAI).choices[0].message.content
 
 
 @part
@@ -25,6 +32,11 @@ def sampling():
 
 
 @part
+def effort():
+    assert litellm.completion(**OPENAI, reasoning_effort="low", allowed_openai_params=["reasoning_effort"])
+
+
+@part
 def anthropic():
     request = {**OPENAI, "model": f"anthropic/{MODEL}", "api_base": DEMO.rstrip("/"), "max_tokens": 200}
     assert "6" in litellm.completion(**request).choices[0].message.content
@@ -36,14 +48,22 @@ def responses():
     assert answer.status == "completed"
 
 
-LONG_CHAT = {**OPENAI, "messages": [{"role": "user", "content": LONG}]}
+@part
+def more_tokens_than_left():
+    assert litellm.completion(**OPENAI, max_tokens=5000).choices[0].message.content
 
 
 @part
 def a_prompt_that_is_too_long():
-    fails(lambda: litellm.completion(**LONG_CHAT), "ContextWindowExceededError")
+    long = {**OPENAI, "messages": [{"role": "user", "content": LONG}]}
+    fails(lambda: litellm.completion(**long), "ContextWindowExceededError")
+
+
+@part
+def a_refusal_with_drop_params():
     litellm.drop_params = True
-    fails(lambda: litellm.completion(**LONG_CHAT), "ContextWindowExceededError", "BadRequestError")
+    wrong = {**OPENAI, "messages": [{"role": "user", "content": LONG}]}
+    fails(lambda: litellm.completion(**wrong), "ContextWindowExceededError", "BadRequestError")
 
 
 @part
@@ -58,8 +78,4 @@ def router_falls_back():
     assert answer.choices[0].message.content == "from the other"
 
 
-run(
-    chat=lambda: "6" in litellm.completion(**OPENAI).choices[0].message.content,
-    effort=lambda: litellm.completion(**OPENAI, reasoning_effort="low", allowed_openai_params=["reasoning_effort"]),
-    more_tokens_than_left=lambda: litellm.completion(**OPENAI, max_tokens=5000).choices[0].message.content,
-)
+run()

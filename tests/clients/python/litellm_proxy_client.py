@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["litellm[proxy]==1.108.7"]
+# dependencies = [
+#     "litellm[proxy]==1.108.7",
+# ]
 # ///
 """LiteLLM's proxy with `drop_params`, as many use it for models of their own."""
 
@@ -10,9 +12,10 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
-from parts import DEMO, KEY, LONG, MESSAGES, MODEL, STORY, fails, run
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, STORY, part, run
 
 CONFIG = f"""
 model_list:
@@ -23,11 +26,14 @@ general_settings: {{master_key: sk-none}}
 """
 
 
-def post(path, body):
+def post(url, body):
     headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-none"}
-    request = urllib.request.Request(url + path, json.dumps({"model": "demo", **body}).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
 
 with socket.socket() as free:
@@ -44,12 +50,34 @@ for _ in range(120):
         break
     except OSError:
         time.sleep(0.5)
-LONG_CHAT = {"messages": [{"role": "user", "content": LONG}]}
-CHAT = {"messages": MESSAGES}
-run(
-    at_end=proxy.kill,
-    chat=lambda: "6" in post("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"],
-    anthropic=lambda: "6" in post("/v1/messages", {**CHAT, "max_tokens": 100})["content"][0]["text"],
-    responses=lambda: post("/v1/responses", {"input": STORY})["status"] == "completed",
-    a_refusal=lambda: fails(lambda: post("/v1/chat/completions", LONG_CHAT), "HTTPError").code == 400,
-)
+OPTIONS = {"model": "demo", "messages": MESSAGES}
+
+
+@part
+def chat():
+    status, answer = post(f"{url}/v1/chat/completions", OPTIONS)
+    assert status == 200
+    assert "6" in answer["choices"][0]["message"]["content"]
+
+
+@part
+def anthropic():
+    status, answer = post(f"{url}/v1/messages", {**OPTIONS, "max_tokens": 100})
+    assert status == 200
+    assert "6" in answer["content"][0]["text"]
+
+
+@part
+def responses():
+    status, answer = post(f"{url}/v1/responses", {"model": "demo", "input": STORY})
+    assert status == 200
+    assert answer["status"] == "completed"
+
+
+@part
+def a_refusal():
+    status, answer = post(f"{url}/v1/chat/completions", {**OPTIONS, "messages": [{"role": "user", "content": LONG}]})
+    assert status == 400, (status, answer)
+
+
+run(at_end=proxy.kill)

@@ -1,13 +1,15 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["mistralai==3.7.0"]
+# dependencies = [
+#     "mistralai==3.7.0",
+# ]
 # ///
 """Mistral's client: `Mistral(server_url=…)`, without `/v1`."""
 
 from typing import Literal
 
 from mistralai.client import Mistral
-from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, TOOLS, fails, part, run, streamed
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, TOOLS, fails, part, run
 from pydantic import BaseModel
 
 client = Mistral(server_url=DEMO, api_key=KEY)
@@ -21,9 +23,20 @@ class Name(BaseModel):
 
 
 @part
+def chat():
+    assert "6" in client.chat.complete(model=MODEL, messages=MESSAGES).choices[0].message.content
+
+
+@part
 async def asynchronous():
     answer = await client.chat.complete_async(model=MODEL, messages=MESSAGES, temperature=0.7)
     assert answer.choices[0].message.content
+
+
+@part
+def stream():
+    chunks = client.chat.stream(model=MODEL, messages=MESSAGES)
+    assert "6" in "".join(chunk.data.choices[0].delta.content or "" for chunk in chunks if chunk.data.choices)
 
 
 @part
@@ -47,7 +60,4 @@ def a_refusal():
     assert fails(call, "SDKError").status_code == 400
 
 
-run(
-    stream=lambda: "6" in streamed(chunk.data for chunk in client.chat.stream(model=MODEL, messages=MESSAGES)),
-    chat=lambda: "6" in client.chat.complete(model=MODEL, messages=MESSAGES).choices[0].message.content,
-)
+run()

@@ -1,8 +1,12 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["openai-agents==0.24.0"]
+# dependencies = [
+#     "openai-agents==0.24.0",
+# ]
 # ///
 """OpenAI's agents: `set_default_openai_client(AsyncOpenAI(base_url=…))`, `set_tracing_disabled(True)`."""
+
+from typing import Literal
 
 from agents import (
     Agent,
@@ -13,12 +17,19 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from apples import Apples
 from openai import AsyncOpenAI
 from openai.types.shared import Reasoning
 from parts import DEMO, KEY, MODEL, STORY, TOOLS, part, run
+from pydantic import BaseModel
 
 set_tracing_disabled(True)
+
+
+class Apples(BaseModel):
+    """Some apples."""
+
+    name: Literal["Tom", "Ann"]
+    apples: int
 
 
 @function_tool
@@ -35,14 +46,9 @@ def agent(kind=OpenAIResponsesModel, **options):
     return Agent(name="bob", model=model(kind), **options)
 
 
-async def answer(kind=OpenAIResponsesModel, **options):
-    return (await Runner.run(agent(kind, **options), STORY)).final_output
-
-
 @part
-async def responses_and_chat():
-    for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
-        assert "6" in await answer(kind=kind)
+async def responses():
+    assert "6" in (await Runner.run(agent(), STORY)).final_output
 
 
 @part
@@ -54,9 +60,25 @@ async def stream():
 
 
 @part
+async def chat():
+    assert "6" in (await Runner.run(agent(OpenAIChatCompletionsModel), STORY)).final_output
+
+
+@part
+async def structured():
+    assert (await Runner.run(agent(output_type=Apples), STORY)).final_output.name
+
+
+@part
 async def second_turn():
     first = await Runner.run(agent(), STORY)
     assert (await Runner.run(agent(), [*first.to_input_list(), {"role": "user", "content": STORY}])).final_output
+
+
+@part
+async def reasoning():
+    settings = ModelSettings(reasoning=Reasoning(effort="low"), store=True, truncation="auto")
+    assert (await Runner.run(agent(model_settings=settings), STORY)).final_output
 
 
 @part
@@ -68,9 +90,4 @@ async def tools():
     assert (await Runner.run(with_tool, "Add 1 and 2.")).final_output is not None
 
 
-run(
-    structured=lambda: answer(output_type=Apples),
-    reasoning=lambda: answer(
-        model_settings=ModelSettings(reasoning=Reasoning(effort="low"), store=True, truncation="auto")
-    ),
-)
+run()

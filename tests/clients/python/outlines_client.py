@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["outlines[openai]==1.3.3"]
+# dependencies = [
+#     "outlines[openai]==1.3.3",
+# ]
 # ///
 """outlines: `from_vllm` with a client of OpenAI; its constraints are vLLM's `structured_outputs`."""
 
@@ -8,7 +10,7 @@ from typing import Literal
 
 import openai
 import outlines
-from parts import DEMO, KEY, MODEL, STORY, run
+from parts import DEMO, KEY, MODEL, STORY, part, run
 from pydantic import BaseModel
 
 
@@ -21,9 +23,24 @@ class Apples(BaseModel):
 model = outlines.from_vllm(openai.OpenAI(base_url=f"{DEMO}v1", api_key=KEY), MODEL)
 
 
-run(
-    text=lambda: "6" in model(STORY),
-    schema=lambda: "name" in model(STORY, Apples),
-    choice=lambda: model(STORY, Literal["yes", "no"]) in ("yes", "no"),
-    regex=lambda: len(model(STORY, outlines.regex("[0-9]{3}"))) == 3,
-)
+@part
+def text():
+    assert "6" in model(STORY)
+
+
+@part
+def schema():
+    assert "name" in model(STORY, Apples)
+
+
+@part
+def choice():
+    assert model(STORY, Literal["yes", "no"]) in ("yes", "no")
+
+
+@part
+def regex():
+    assert len(model(STORY, outlines.regex("[0-9]{3}"))) == 3
+
+
+run()

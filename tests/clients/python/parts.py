@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 DEMO, TOOLS, MODEL = os.environ["DEMO"], os.environ["TOOLS"], os.environ["MODEL"]
@@ -30,11 +30,6 @@ def part(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def streamed(chunks: Iterable[Any]) -> str:
-    """The text of a stream of chat completions."""
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-
 def fails(call: Callable[[], Any], *names: str) -> BaseException:
     """The error of a call, or of its cause, whose class has one of these names."""
     try:
@@ -50,25 +45,20 @@ def fails(call: Callable[[], Any], *names: str) -> BaseException:
     raise AssertionError(f"no error, but {answer!r}")
 
 
-def run(at_end: Callable[[], Any] = lambda: None, **checks: Callable[[], Any]) -> None:
-    """Calls all parts and prints their errors: name -> null, or the error. `at_end` ends other processes.
-
-    `checks`: parts that fail if their value is not true, too.
-    """
-    parts = {function.__name__: function for function in _PARTS}
+def run(at_end: Callable[[], Any] = lambda: None) -> None:
+    """Calls all parts and prints their errors: name -> null, or the error. `at_end` ends other processes."""
     errors: dict[str, str | None] = {}
-    for name, function in (checks | parts).items():
+    for function in _PARTS:
         started = time.monotonic()
         try:
             answer = function()
             if inspect.isawaitable(answer):
-                answer = asyncio.run(answer)
-            assert answer or name in parts, f"{answer!r} is not true"
-            errors[name] = None
+                asyncio.run(answer)
+            errors[function.__name__] = None
         except BaseException as error:  # noqa: BLE001 - some clients exit
             traceback.print_exc()
-            errors[name] = f"{type(error).__name__}: {error}"[:300]
-        print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr)
+            errors[function.__name__] = f"{type(error).__name__}: {error}"[:300]
+        print(f"{function.__name__}: {time.monotonic() - started:.1f} s", file=sys.stderr)
     print(json.dumps({"errors": errors}), flush=True)
     at_end()
     os._exit(0)  # some clients leave threads behind

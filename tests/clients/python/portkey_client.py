@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["portkey-ai==2.3.4"]
+# dependencies = [
+#     "portkey-ai==2.3.4",
+# ]
 # ///
 """Portkey: `Portkey(base_url=…)`."""
 

@@ -1,13 +1,14 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["pydantic-ai-slim[openai,anthropic]==2.68.0"]
+# dependencies = [
+#     "pydantic-ai-slim[openai,anthropic]==2.68.0",
+# ]
 # ///
 """pydantic-ai: an `OpenAIProvider` or an `AnthropicProvider` with a `base_url`."""
 
 from pathlib import Path
 from typing import Literal
 
-from apples import Apples
 from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
@@ -16,6 +17,13 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class Apples(BaseModel):
+    """Some apples."""
+
+    name: Literal["Tom", "Ann"]
+    apples: int
 
 
 class Files(BaseModel):
@@ -27,6 +35,11 @@ class Files(BaseModel):
 
 def chat(base=DEMO):
     return OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{base}v1", api_key=KEY))
+
+
+@part
+def text():
+    assert "6" in Agent(chat()).run_sync(STORY).output
 
 
 @part
@@ -48,6 +61,16 @@ def anthropic():
 
 
 @part
+def native_output():
+    assert Agent(chat(), output_type=NativeOutput(Apples)).run_sync(STORY).output.name
+
+
+@part
+def tool_output():
+    assert Agent(chat(TOOLS), output_type=ToolOutput(Apples)).run_sync(STORY).output.name
+
+
+@part
 def a_tool_with_a_set_and_a_path():
     """The checkpoint with random weights may write a path without an end. The tool itself is taken."""
     try:
@@ -61,9 +84,9 @@ def settings():
     assert Agent(chat()).run_sync(STORY, model_settings={"presence_penalty": 0.5, "openai_reasoning_effort": "low"})
 
 
-run(
-    text=lambda: "6" in Agent(chat()).run_sync(STORY).output,
-    native_output=lambda: Agent(chat(), output_type=NativeOutput(Apples)).run_sync(STORY).output.name,
-    tool_output=lambda: Agent(chat(TOOLS), output_type=ToolOutput(Apples)).run_sync(STORY).output.name,
-    a_prompt_that_is_too_long=lambda: fails(lambda: Agent(chat()).run_sync(LONG), "ModelContextWindowExceededError"),
-)
+@part
+def a_prompt_that_is_too_long():
+    fails(lambda: Agent(chat()).run_sync(LONG), "ModelContextWindowExceededError")
+
+
+run()

@@ -1,6 +1,8 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["semantic-kernel==1.45.0"]
+# dependencies = [
+#     "semantic-kernel==1.45.0",
+# ]
 # ///
 """Semantic Kernel: `OpenAIChatCompletion` with a client of its own."""
 

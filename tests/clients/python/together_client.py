@@ -1,12 +1,14 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["together==3.1.1"]
+# dependencies = [
+#     "together==3.1.1",
+# ]
 # ///
 """Together's client: `Together(base_url=…)`, without `/v1`."""
 
 import json
 
-from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, STORY, TOOLS, fails, part, run, streamed
+from parts import DEMO, KEY, LONG, MESSAGES, MODEL, SCHEMA, STORY, TOOLS, fails, part, run
 from together import Together
 
 client = Together(base_url=DEMO, api_key=KEY)
@@ -17,6 +19,17 @@ FIND = {
     "tool_choice": {"type": "function", "function": {"name": "find"}},
     "max_tokens": 300,
 }
+
+
+@part
+def chat():
+    assert "6" in client.chat.completions.create(model=MODEL, messages=MESSAGES).choices[0].message.content
+
+
+@part
+def stream():
+    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    assert "6" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @part
@@ -53,7 +66,4 @@ def a_refusal():
     assert fails(call, "BadRequestError").status_code == 400
 
 
-run(
-    stream=lambda: "6" in streamed(client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)),
-    chat=lambda: "6" in client.chat.completions.create(model=MODEL, messages=MESSAGES).choices[0].message.content,
-)
+run()
