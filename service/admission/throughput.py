@@ -120,7 +120,7 @@ class IngressLoad:
 
 
 class ReplicaDemand:
-    """The number of replicas that one ingress needs. `slots`: of one replica, at first the most that settings allow.
+    """The number of replicas that one ingress needs. `slots`: one replica's, at first the most by the settings.
 
         wanted = arrivals / rate / 0.8 + waiting / (rate * 10 s)
         at least: slots taken / slots of a replica, divided by 0.8 while a request waits

@@ -31,7 +31,8 @@ class _Written(msgspec.Struct):
 class Journal:
     """An output file, which this process alone may write. A torn last line is cut off.
 
-    `count`, `errors`: of the written lines. SettingsError if the file cannot be written, or if a line is no answer.
+    `count`, `errors`: numbers of the written lines. SettingsError if the file cannot be written or
+    a line is no answer.
     """
 
     def __init__(self, path: Path) -> None:

@@ -45,7 +45,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line. `number`: from 1. `url`, `body`: path and body of its request. `error`: why the line is no request."""
+    """One line and its number, from 1. `url`, `body`: those of its request. `error`: why the line is no request."""
 
     number: int
     custom_id: str

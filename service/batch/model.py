@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class BatchModel:
-    """Answers lines as `mrp-serve batch` does. `defaults`: for bodies that lack them. Raises errors of loading."""
+    """Answers lines as `mrp-serve batch` does. `defaults`: fields of bodies without them. Raises errors of loading."""
 
     def __init__(self, defaults: Mapping[str, Any] | None = None, **settings: Any) -> None:
         self._defaults, chosen = dict(defaults or {}), Settings(**settings)

@@ -54,7 +54,7 @@ class Service(Scripted):
         """After an answer, so that the card is known."""
         await ask(self.http, REQUEST)
         self.slots = ZERO_REPLICAS
-        await eventually(lambda: self.ingress._admission._slots._total == 0)
+        await eventually(lambda: self.ingress._admission._slots.total == 0)
 
 
 @pytest.fixture(autouse=True)
