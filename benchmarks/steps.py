@@ -23,7 +23,8 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import ExecutionConfig, Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done, forward_clock
+from service.engine.forward.pending import Pending, done
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache

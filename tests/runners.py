@@ -8,7 +8,8 @@ from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done
+from service.engine.forward.pending import Pending, done
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model import Checkpoint
 
 
@@ -17,7 +18,7 @@ class RunnerWrapper:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.model = runner, runner.model
-        self.config, self.device = runner.config, runner.device
+        self.config, self.device, self.keeps_states = runner.config, runner.device, runner.keeps_states
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))

@@ -50,7 +50,7 @@ def _checks(device: torch.device, golden: Path, requests: int, only: str) -> lis
 
 def _all_checks(device: torch.device, golden: Path, requests: int) -> Iterator[Check]:
     for config in _backends(device):
-        label = f"{config.attention}, graphs {config.cuda_graphs}, overlap {config.overlap}"
+        label = f"{config.attention}, graphs {config.cuda_graphs}, ahead {config.async_scheduling}"
         yield Check(
             f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
         )
@@ -73,10 +73,10 @@ def _all_checks(device: torch.device, golden: Path, requests: int) -> Iterator[C
 
 
 def _backends(device: torch.device) -> list[EngineConfig]:
-    configs = [EngineConfig(attention="eager", cuda_graphs=False, overlap="off")]
+    configs = [EngineConfig(attention="eager", cuda_graphs=False, async_scheduling=False)]
     if has_triton(device):
-        configs += [EngineConfig(attention="triton", cuda_graphs=on, overlap="off") for on in (False, True)]
-        configs.append(EngineConfig(attention="triton", overlap="on"))
+        configs += [EngineConfig(attention="triton", cuda_graphs=on, async_scheduling=False) for on in (False, True)]
+        configs.append(EngineConfig(attention="triton", async_scheduling=True))
     return configs
 
 

@@ -66,7 +66,7 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
             what = f"modes of {shape}, blocks of {block_size}"
             rows.part(what, partial(_modes, rows, shape, of_size, extent, autoregressive))
         rows.part(f"answers of {shape}", partial(_answers, rows, shape, options, extent))
-        rows.part(f"overlap of {shape}", partial(_overlaps, rows, shape, options, extent))
+        rows.part(f"async scheduling of {shape}", partial(_async_scheduling, rows, shape, options, extent))
         if extent.torch_profiler_dir:
             rows.part(f"traces of {shape}", partial(_trace, rows, shape, options, extent))
 
@@ -171,13 +171,14 @@ def _answered(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tu
     return {completion.request_id: completion.token_ids for completion in engine.generate(requests)}
 
 
-def _overlaps(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
-    """With two micro-batches and with one, at the highest load."""
+def _async_scheduling(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:
+    """With steps that begin ahead of results and without, at the lowest and the highest load."""
     checkpoint = inflate(extent.model, GPU_SHAPES[shape], options)
-    for overlap in ("on", "off"):
-        [plans] = _compared(checkpoint, [max(extent.concurrency)], extent, MODES[:2], EngineConfig(overlap=overlap))
-        for plan in plans:
-            rows.write("overlap", shape=shape, overlap=overlap, **_row(plan, plans[0]))
+    for ahead in (True, False):
+        config = EngineConfig(async_scheduling=ahead)
+        for plans in _compared(checkpoint, sorted({min(extent.concurrency), max(extent.concurrency)}), extent, MODES[:2], config):
+            for plan in plans:
+                rows.write("async scheduling", shape=shape, ahead=ahead, **_row(plan, plans[0]))
 
 
 def _trace(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> None:

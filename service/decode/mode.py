@@ -1,6 +1,6 @@
 """A decoding mode: a frozen class whose fields are the knobs that a request may set."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from msgspec import Struct
 
@@ -8,6 +8,16 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
 from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import LeftToRight, Rule
+
+
+class Pace(NamedTuple):
+    """The forwards of a block: one of the backbone, then `mrp_steps` of MRP, and again until the block is complete.
+
+    Each reveals `picks` tokens, or all if fewer are left.
+    """
+
+    picks: int
+    mrp_steps: int = 0
 
 
 class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
@@ -19,6 +29,14 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
     @property
     def needs_mrp(self) -> bool:
         return False
+
+    @property
+    def pace(self) -> Pace | None:
+        """The forwards of a block, where no prediction decides them. None elsewhere.
+
+        A mode that drafts has a pace as long as it drafts nothing.
+        """
+        return None
 
     @property
     def drafts_decide(self) -> bool:
@@ -43,6 +61,11 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
 class RuleMode(DecodingMode, frozen=True):
     """A mode that consists of a rule only. `speculative` gives the same output in fewer forwards."""
+
+    @property
+    def pace(self) -> Pace | None:
+        picks = self.rule.num_picks
+        return None if picks is None else Pace(picks)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Every forward reveals the picks that the rule chooses."""

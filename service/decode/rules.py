@@ -25,6 +25,11 @@ class Rule:
         return False
 
     @property
+    def num_picks(self) -> int | None:
+        """The number of picks, or all if there are fewer. None if the prediction decides it."""
+        return None
+
+    @property
     def in_order(self) -> Rule:
         """The same rule from left to right, for answers with a grammar."""
         return self
@@ -39,6 +44,10 @@ class TopConfidence(Rule):
     """`static`: the `count` picks of highest confidence (`low_confidence_static` of SDAR's generate.py)."""
 
     count: int = 1
+
+    @property
+    def num_picks(self) -> int:
+        return self.count
 
     @property
     def in_order(self) -> Rule:
@@ -86,6 +95,10 @@ class LeftToRight(Rule):
     @property
     def needs_entropy(self) -> bool:
         return self.bound > 0
+
+    @property
+    def num_picks(self) -> int | None:
+        return None if self.needs_entropy else self.count
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         indices = range(len(prediction.positions))

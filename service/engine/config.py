@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
 from service.settings import defaults
 
 #: the minimum size of a vocabulary whose drafts are chosen from some of its tokens (dev/lab/performance-log.md)
 _LARGE_VOCABULARY = 16384
-
-#: whether one micro-batch computes while the policies of the other one run (`micro_batch.py`)
-Overlapping = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +27,8 @@ class EngineConfig:
     draft_candidates: int | None = None
     attention: str = "auto"  # the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available
     cuda_graphs: bool = True  # whether forwards on CUDA are captured once for each size and replayed
-    overlap: Overlapping = "auto"  # whether requests are divided into two micro-batches; `auto`: if on CUDA and faster
+    #: whether a step begins before the last one's results are read (`step.py`); None: on CUDA, where it is faster
+    async_scheduling: bool | None = None
     #: prompt tokens in a step that also decodes; None: the default of the device's kind
     max_prefill_tokens: int | None = None
     torch_profiler_dir: Path | None = None  # the folder for a trace of some steps; None: no trace

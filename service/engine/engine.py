@@ -22,7 +22,6 @@ from service.engine.forward.model_forward import ExecutionConfig, ModelForward, 
 from service.engine.forward.partition import fixed_shapes_for
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
-from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
@@ -37,11 +36,15 @@ from service.engine.request import (
 )
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
+from service.engine.step import ForwardExecutor, RunningStep, end_alone
 from service.errors import InvalidRequest, OutOfMemory, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint
 from service.model.device import is_out_of_memory, use_device
 
 _log = logging.getLogger(__name__)
+
+#: the most steps under way
+_MAX_STEPS = 2
 
 
 class Ranks(Protocol):
@@ -96,7 +99,9 @@ class Engine:
         costs = deps.costs
         self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows, size)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
-        self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
+        ahead = checkpoint.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        ahead = ahead and runner.keeps_states
+        self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows, ahead=ahead)
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
         self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them
@@ -105,9 +110,8 @@ class Engine:
         self.sleep_level = 0  # 0 while the KV cache has memory
         self._prepared = False
         self.progress: list[BlockProgress] = []  # the steps of the last `step`, for requests with `report_steps`
-        self._executor = ForwardExecutor(runner, self._clock)
-        self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
-        self._micro_batches: deque[MicroBatch] = deque()
+        self._executor = ForwardExecutor(runner)
+        self._steps: deque[RunningStep] = deque()  # those under way, the oldest first
         self._profiler = StepProfiler(config.torch_profiler_dir) if config.torch_profiler_dir else None
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
@@ -211,8 +215,8 @@ class Engine:
     def _check_idle(self, reason: str) -> None:
         if self._scheduler.running:
             raise AssertionError(f"{reason} while requests run")
-        while self._micro_batches:  # their requests have ended
-            self._end_micro_batch(Counter())
+        while self._steps:  # their requests have ended
+            self._steps.popleft().finish(Counter())
 
     def start_waiting(self) -> None:
         if self.queue_held or self.halted:
@@ -231,42 +235,37 @@ class Engine:
                 end_alone(running, error)
 
     def step(self) -> list[BlockEvent]:
-        """One step of the running requests, or of the micro-batch that is over first (`micro_batch.py`)."""
+        """Begins steps of the running requests, and finishes the oldest one that is under way."""
         if self._profiler is not None:
             self._profiler.begin_step()
         start, model = self._clock(), self._runner.model
         events = self.expire()
         self.start_waiting()
-        num_rows = self._begin_micro_batches()
-        forwards = Counter[ForwardKind]()
-        ended = self._end_micro_batch(forwards) if self._micro_batches else []
-        self._scheduler.publish(ended)
+        num_rows, forwards = self._begin_steps(), Counter[ForwardKind]()
+        if self._steps:
+            self._steps.popleft().finish(forwards)
+        self._scheduler.publish()
         events += self._collect(list(self._scheduler.running))
+        if not self._scheduler.running:
+            self._steps.clear()  # nobody needs their results
         seconds = self._clock() - start
-        self._overlap.record(seconds - self._executor.pop_seconds(), len(ended))
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
         lookups, state = self._scheduler.pop_lookups(), self.state()
         report = StepReport(seconds, num_rows, forwards, state, *lookups, eager_forwards=eager_forwards)
         self._observer.on_step(report)
         return events
 
-    def _begin_micro_batches(self) -> int:
-        num_running, num_rows = len(self._scheduler.running), 0
-        count = self._overlap.micro_batches(num_running)
-        max_requests = -(-num_running // count)
-        while len(self._micro_batches) < count:
-            busy = {request for micro_batch in self._micro_batches for request in micro_batch.requests}
-            plan = self._scheduler.plan(busy, max_requests)
+    def _begin_steps(self) -> int:
+        """Begins the next step, and one ahead of its results. -> the number of rows."""
+        num_rows = 0
+        while not self._steps or (len(self._steps) < _MAX_STEPS and self._scheduler.goes_ahead):
+            plan = self._scheduler.plan()
             if not plan:
                 break
-            self._micro_batches.append(MicroBatch(plan, self._executor, self._planner))
+            self._steps.append(RunningStep(plan, self._executor, self._planner))
+            self._scheduler.publish()
             num_rows += sum(len(rows) for _, rows in plan)
         return num_rows
-
-    def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> list[RunningRequest]:
-        while (micro_batch := self._micro_batches.popleft()).advance(forwards):
-            self._micro_batches.append(micro_batch)
-        return micro_batch.requests
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.

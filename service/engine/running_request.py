@@ -2,23 +2,40 @@
 
 A finished block (`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors
 occur only as opaque handles.
+
+A mode with a `pace` may go *ahead*: its next rows are named before the last ones' predictions are read, since only
+their tokens are unknown, and these stay on the device (`forward/row_states.py`). The policy sees the predictions later,
+in their order, and it alone makes events, steps and statistics. Where the answer ends earlier, a row that was begun
+ahead is dropped.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.decode.block import MASKED, Block, new_tuple
-from service.decode.canvas import BlockGrammar, Canvas, GrammarMatcher
+from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, GrammarMatcher
+from service.decode.mode import Pace
 from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.planner import RequestDrafts
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Anchor, Row
 from service.engine.logit_adjuster import LogitAdjuster
 from service.engine.prefix_cache import BlockTokens, Lease
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.engine.request_stats import EventEnd, RequestStats
 from service.errors import MrpServeError
+
+
+class Ahead(NamedTuple):
+    """The next row that a request can name. `masked`: the number of its state's masked positions."""
+
+    index: int
+    masked: int
+    after: Anchor | None  # the row that leads to its state; None: nothing of the block is revealed
+    mrp_steps: int  # the forwards of MRP since the backbone's
 
 
 class RunningRequest:
@@ -40,6 +57,9 @@ class RunningRequest:
         # finished blocks, the prompt's whole blocks first: not stored yet, then stored but not read by MRP, then done
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
+        self._next_stored = lease.num_shared  # the index of the block that comes to `_unwritten` next
+        self._num_stored = 0  # stored blocks that are not in `written`, perhaps since their tokens are not known yet
+        self._finished: deque[BlockTokens] = deque()  # finished blocks that are not in `written`
         self.written: deque[BlockTokens] = deque()  # since the last publication
         blocks = lease.prefix.blocks
         self._prompt_blocks, self._num_blocks = (
@@ -53,9 +73,21 @@ class RunningRequest:
         self._query: Query | None = None  # its present query
         self._matcher: GrammarMatcher | None = None
         self._masks: dict[Block, Any] = {}  # the grammar's token masks of the query's states
+
+        # what has begun: evaluations and refinements that are not read, and the row after the last of them
+        self._num_unread = 0
+        self._pace: Pace | None = None  # None: it does not go ahead
+        self._ahead: Ahead | None = None
+        self._has_failed = False  # whether a row had no memory, so that its request fails when the forward is read
         for index in range(lease.num_shared, len(blocks)):
             self._store(Block(blocks[index]), index)
         self._start_block(request.prompt_token_ids[len(blocks) * block_size :])
+
+    def allow_ahead(self, allowed: bool) -> None:
+        """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
+        request = self.request
+        if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
+            self._pace = request.mode.pace
 
     def start(self) -> None:
         request = self.request
@@ -78,6 +110,7 @@ class RunningRequest:
     def skip_stored(self, count: int) -> None:
         for _ in range(count):
             self._unwritten.popleft()
+            self._finished.popleft()
         self.stats.cached_tokens += count * self._block_size
 
     @property
@@ -86,7 +119,14 @@ class RunningRequest:
 
     @property
     def num_rows(self) -> int:
+        if self._num_unread:
+            return len(self._unwritten) + (not self.waits)
         return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its next rows depend on predictions that are not read."""
+        return self._num_unread > 0 and (self._ahead is None or self._drafts.drafts_next())
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
@@ -97,35 +137,77 @@ class RunningRequest:
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
         rows = list(islice(self._unwritten, budget)) if self._unwritten else []
-        query = self._query
-        if not isinstance(query, Evaluate) or len(rows) < len(self._unwritten):
+        if len(rows) < len(self._unwritten):
             return rows
-        if len(rows) + len(query.states) <= budget:
+        query = self._query
+        if self._num_unread:
+            if self._ahead is not None and len(rows) < budget:
+                rows.append(self._row_ahead(self._ahead))
+        elif isinstance(query, Evaluate) and len(rows) + len(query.states) <= budget:
             rows += self._rows(query)
         return rows
 
     def expected_gains(self, rows: list[Row]) -> list[float]:
         """The expected gains, in tokens, of the drafts, which are the last of these rows and may be left out."""
         query = self._query
-        if not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
+        if self._num_unread or not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
             return []
         return self._drafts.expected_gains(query.gains)
 
-    def next_refinement(self) -> list[Row]:
+    def next_refinement(self, *, ahead: bool) -> list[Row]:
+        """Rows for the next forward of MRP in this step. `ahead`: those that need no prediction that is not read.
+
+        The caller must call `receive_refinement`.
+        """
         if self.finish_reason is not None:
+            return []
+        if ahead:
+            if self._ahead is None or self.waits:
+                return []
+            return [*self._for_mrp, *([self._row_ahead(self._ahead)] if self._refines(self._ahead) else ())]
+        if self._num_unread:
             return []
         if isinstance(self._query, Refine):
             return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
+    def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
+        """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
+        is_mrp, stored = rows[0].anchor is not None, 0
+        self._has_failed |= None in anchors
+        for row, anchor in zip(rows, anchors, strict=True):
+            if not row.writes_kv:
+                break
+            stored += 1
+            if not is_mrp:
+                self._unwritten.popleft()
+                if self._drafts.uses_mrp:
+                    self._for_mrp.append(row._replace(anchor=anchor))
+        if is_mrp:
+            self._for_mrp.clear()
+        if not self._has_failed and (is_mrp or not self._drafts.uses_mrp):
+            self._num_stored += stored
+            self._share_stored()
+        if stored < len(rows):
+            self._num_unread += 1
+            self._ahead = self._after(rows[-1], anchors[-1]) if rows[-1].rule is not None else None
+
+    def _after(self, row: Row, anchor: Anchor | None) -> Ahead | None:
+        """The row after one that has begun."""
+        if self._pace is None or self._has_failed:
+            return None
+        if masked := max(0, row.state.tokens.count(MASKED) - self._pace.picks):
+            mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
+            return Ahead(row.index, masked, anchor, mrp_steps)
+        if row.index + 1 == len(self.lease.pages):
+            return None
+        state = _state(self._block_size, 0)
+        self._unwritten.append(Row(state, row.index, self.lease.pages, writes_kv=True, after=anchor))
+        self._next_stored = row.index + 1
+        return Ahead(row.index + 1, self._block_size, None, 0)
+
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        stored = min(len(rows), len(self._unwritten))  # they come first
-        for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
-            self._unwritten.popleft()
-            if self._drafts.uses_mrp:
-                self._for_mrp.append(row._replace(anchor=prediction.handle))
-            else:
-                self.written.append(row.state.tokens)
+        stored = sum([row.writes_kv for row in rows]) if rows[0].writes_kv else 0  # they come first
         evaluated = len(rows) - stored
         kinds: tuple[ForwardKind, ...] = ()
         if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
@@ -137,17 +219,21 @@ class RunningRequest:
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
+            self._num_unread -= 1
+            if rows[stored].after is not None:
+                predictions[stored] = predictions[stored]._replace(positions=self._canvas.block.masked)
             self._send(tuple(predictions[stored:]))
         return kinds
 
-    def receive_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        if self._for_mrp:
-            self.written.extend(row.state.tokens for row in self._for_mrp)
-            self._for_mrp.clear()
+    def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         self.stats.count(("mrp",))
-        if isinstance(self._query, Refine):
+        if not rows[-1].writes_kv:
+            self._num_unread -= 1
             self._drafts.refinements += 1
-            self._send((predictions[-1],))
+            prediction = predictions[-1]
+            if rows[-1].after is not None:
+                prediction = prediction._replace(positions=self._canvas.block.masked)
+            self._send((prediction,))
         return ("mrp",)
 
     def expire(self, reason: FinishReason) -> None:
@@ -160,6 +246,7 @@ class RunningRequest:
         self._decoding.close()
         self._query = None
         self._masks.clear()
+        self._finished.clear()
         self.written.clear()
         self.finish_reason = "abort"
         self.stats.add_event(self._num_blocks, (), end=EventEnd("abort", error=error))
@@ -173,7 +260,7 @@ class RunningRequest:
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self._drafts.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
-            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._drafts.budget, ends=self._settled
+            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._budget, ends=self._settled
         )
         self._num_recorded = 0  # the canvas's steps that are recorded
         if self._adjuster is not None:
@@ -182,6 +269,10 @@ class RunningRequest:
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
         self._decoding = self.request.mode.decode(self._canvas)
+
+    def _budget(self) -> DraftBudget:
+        """The budget of drafts in the next forward: nothing if it has already begun."""
+        return DraftBudget() if self._num_unread else self._drafts.budget()
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
@@ -267,15 +358,33 @@ class RunningRequest:
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy = request.sampling, self._needs_entropy
         drafts, adjuster = self._draft_vocabulary, self._adjuster
+        rule = request.mode.rule if self._pace is not None and len(query.states) == 1 else None
         # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
             new_tuple(Row, (
                 state, index, pages, False, sampling, (), None, entropy, drafts,
                 masks.get(state) if masks else None, logprobs,
-                adjuster.adjustments(state, masks.get(state)) if adjuster else (),
+                adjuster.adjustments(state, masks.get(state)) if adjuster else (), None, rule,
             ))
             for state in query.states
         ]  # fmt: skip
+
+    def _refines(self, ahead: Ahead) -> bool:
+        return ahead.after is not None and self._pace is not None and ahead.mrp_steps < self._pace.mrp_steps
+
+    def _row_ahead(self, ahead: Ahead) -> Row:
+        index, masked, after, _ = ahead
+        return Row(
+            _state(self._block_size, masked),
+            index,
+            self.lease.pages,
+            writes_kv=False,
+            sampling=self.request.sampling,
+            anchor=after if self._refines(ahead) else None,
+            entropy=self._needs_entropy,
+            after=after,
+            rule=self.request.mode.rule,
+        )
 
     def _refined(self, query: Refine) -> Row:
         state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster
@@ -295,4 +404,19 @@ class RunningRequest:
         )
 
     def _store(self, block: Block, index: int) -> None:
-        self._unwritten.append(Row(block, index, self.lease.pages, writes_kv=True))
+        self._finished.append(block.tokens)
+        if index == self._next_stored:
+            self._unwritten.append(Row(block, index, self.lease.pages, writes_kv=True))
+            self._next_stored += 1
+        self._share_stored()
+
+    def _share_stored(self) -> None:
+        while self._num_stored and self._finished:
+            self.written.append(self._finished.popleft())
+            self._num_stored -= 1
+
+
+@lru_cache
+def _state(block_size: int, masked: int) -> Block:
+    """A state that only the device knows: only its number of masked positions is right."""
+    return Block((0,) * (block_size - masked) + (MASKED,) * masked)

@@ -7,7 +7,7 @@ others. The price: forwards are smaller while tenants of unlike size run.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,6 +24,9 @@ from service.fair_queue import FairQueue, Ticket
 
 #: the tokens of a prompt from which on requests wait for another request that stores the same prompt
 _LONG_PREFIX = 64
+
+#: the least share of the running requests that begins a step ahead of results
+_MIN_AHEAD = 0.75
 
 #: the requests that have rows in a forward, and the rows
 StepRows = list[tuple[RunningRequest, list[Row]]]
@@ -42,7 +45,14 @@ class Scheduler:
     """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
 
     def __init__(
-        self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
+        self,
+        pages: PrefixCache,
+        block_size: int,
+        config: EngineConfig,
+        planner: DraftPlanner,
+        prompt_rows: int,
+        *,
+        ahead: bool = False,
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue()
         self.running: list[RunningRequest] = []
@@ -52,7 +62,18 @@ class Scheduler:
         self._prompt_rows = max(1, prompt_rows)
         self._long_prefix = -(-_LONG_PREFIX // block_size)
         self._left_out: list[RunningRequest] = []
-        self._planner = planner
+        self._planner, self._ahead = planner, ahead
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether a step is to begin before the last one's results are read.
+
+        Requests that need the results sit this step out. If they are many, the device's time is better spent on all.
+        """
+        if not self._ahead:
+            return False
+        live = [running for running in self.running if running.finish_reason is None]
+        return sum(not running.waits for running in live) >= _MIN_AHEAD * len(live) > 0
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         size, prompt = self._block_size, request.prompt_token_ids
@@ -81,6 +102,7 @@ class Scheduler:
             drafts = self._planner.plan_drafts(request, mrp_steps)
             kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
             running = kind(request, self._block_size, lease, first.submitted, drafts)
+            running.allow_ahead(self._ahead)
             if self._pages.shares:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
@@ -92,24 +114,23 @@ class Scheduler:
         lookups, self._lookups = self._lookups, (0, 0)
         return lookups
 
-    def plan(self, busy: Collection[RunningRequest] = (), max_requests: int | None = None) -> StepRows:
+    def plan(self) -> StepRows:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
-        `busy`: requests whose forward is under way. `max_requests`: the limit of requests. A request that gets no rows
-        is the first one in the next forward. A tenant gets at least the rows of one request.
+        A request that gets no rows is the first one in the next forward. A tenant gets at least the rows of one request.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
         prompts = {running: count for running in live if (count := running.num_prompt_rows)}
         if prompts and self._pages.shares:
-            followers = self._share_prompts(prompts, busy)
+            followers = self._share_prompts(prompts)
             live = [running for running in live if running not in followers]
         prompt_rows = self._prompt_rows if len(prompts) < len(live) else self._max_rows
-        free = [running for running in live if running not in busy] if busy else live
-        ready, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
-        order = ready if limits else ready[:max_requests]
+        free = [running for running in live if not running.waits]
+        if not free:
+            return []
+        order, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
         chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}
-        served, left_out = self._serve(order, chunks, limits, max_requests)
-        self._left_out = left_out + ready[len(order) :]
+        served, self._left_out = self._serve(order, chunks, limits)
         if not limits:
             self._planner.begin(len(order))
             return self._without_poor_drafts(served)
@@ -119,9 +140,7 @@ class Scheduler:
             by_tenant[running.request.sharing.tenant].append((running, rows))
         return [pair for part in by_tenant.values() for pair in self._without_poor_drafts(part)]
 
-    def _share_prompts(
-        self, prompts: dict[RunningRequest, int], busy: Collection[RunningRequest]
-    ) -> set[RunningRequest]:
+    def _share_prompts(self, prompts: dict[RunningRequest, int]) -> set[RunningRequest]:
         """Lets requests use blocks that others have stored since their admission. Updates `prompts`.
 
         Returns the requests with long prompts whose next blocks another request stores. They are no longer in
@@ -130,7 +149,7 @@ class Scheduler:
         followers, stored = set[RunningRequest](), set[object]()
         for running in [running for running in prompts if running.stores_next]:
             lease, prefix = running.lease, running.lease.prefix
-            if running not in busy and (count := self._pages.extend(lease)):
+            if count := self._pages.extend(lease):
                 running.skip_stored(count)
                 self._lookups = self._lookups[0], self._lookups[1] + count * self._block_size
                 prompts[running] -= count
@@ -142,7 +161,7 @@ class Scheduler:
             key = (lease.nodes[-1] if lease.nodes else None, prefix.salt, prefix.mrp, path)
             if key not in stored:
                 stored.add(key)
-            elif running not in busy and len(prefix.blocks) >= self._long_prefix:
+            elif len(prefix.blocks) >= self._long_prefix:
                 followers.add(running)
                 del prompts[running]
         return followers
@@ -171,7 +190,6 @@ class Scheduler:
         order: list[RunningRequest],
         chunks: Mapping[RunningRequest, int],
         limits: Mapping[str, int],
-        max_requests: int | None,
     ) -> tuple[StepRows, list[RunningRequest]]:
         budget, budgets = self._max_rows, dict(limits)
         served, left_out = StepRows(), list[RunningRequest]()
@@ -179,7 +197,7 @@ class Scheduler:
             chunk, rows = chunks.get(running), list[Row]()
             tenant, row_limit = running.request.sharing.tenant, budget
             if limits:
-                row_limit = min(budget, budgets[tenant]) if len(served) != max_requests else 0
+                row_limit = min(budget, budgets[tenant])
             if row_limit > 0:
                 rows = running.next_rows(row_limit, chunk)
                 if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step
@@ -226,14 +244,18 @@ class Scheduler:
             chunks.update(zip(counts, shares(list(counts.values()), rows), strict=True))
         return chunks
 
-    def publish(self, requests: Iterable[RunningRequest]) -> None:
-        for running in requests:
-            while running.written:
-                self._pages.publish(running.lease, running.written.popleft())
+    def publish(self) -> None:
+        """Shares the finished blocks whose rows have begun: forwards are computed in the order of their beginning."""
+        for running in self.running:
+            self._publish(running)
+
+    def _publish(self, running: RunningRequest) -> None:
+        while running.written:
+            self._pages.publish(running.lease, running.written.popleft())
 
     def remove(self, running: RunningRequest) -> None:
         self.running.remove(running)
-        self.publish([running])
+        self._publish(running)
         self._pages.release(running.lease)
         running.release()
 

@@ -5,13 +5,13 @@ is written for the blocks after it, to pages that no other request shares.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from service.decode.block import MASKED, Block, PositionLogprobs
 from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Anchor, Row
 from service.engine.request import FinishReason, ForwardKind
 from service.engine.request_stats import EventEnd
 from service.engine.running_request import RunningRequest
@@ -34,19 +34,28 @@ class ScoringRequest(RunningRequest):
             rows += islice(self._blocks, budget - len(rows))
         return rows
 
+    @property
+    def waits(self) -> bool:
+        return not self._unwritten and not self._blocks
+
+    def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
+        stored = sum(row.index < self._prompt_blocks for row in rows)
+        for _ in range(len(rows) - stored):
+            self._blocks.popleft()
+        self._num_unread += len(rows) - stored
+        if stored:
+            super().begin(rows[:stored], anchors[:stored])
+
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         stored = sum(row.index < self._prompt_blocks for row in rows)
-        for row in rows[:stored]:
-            self._unwritten.popleft()
-            self.written.append(row.state.tokens)
         kinds: tuple[ForwardKind, ...] = ("prefill",) if stored else ()
         if len(rows) > stored:
             kinds = (*kinds, "denoise")
         self.stats.count(kinds)
         for row, prediction in zip(rows[stored:], predictions[stored:], strict=True):
-            self._blocks.popleft()
             self._scores += self._scored(row, prediction)
-        if len(rows) > stored and not self._blocks:
+        self._num_unread -= len(rows) - stored
+        if not self._unwritten and not self._blocks and not self._num_unread:
             self._end("stop")
         return kinds
 

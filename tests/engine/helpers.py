@@ -14,6 +14,9 @@ from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, S
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, EngineDeps, GenerationRequest, SamplingParams, StepReport
 from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.model_forward import Network
+from service.engine.forward.pending import Pending
+from service.engine.forward.row_states import known_rows
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
@@ -85,6 +88,9 @@ class CheckingRunner(RunnerWrapper):
         self.clean: dict[int, tuple[int, ...]] = {}
         self.shown_to_mrp: set[int] = set()
         self.compared = 0
+
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        return super().begin(network, known_rows(rows, self.config.mask_token_id))
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         readings = super().evaluate(rows)

@@ -34,13 +34,13 @@ GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*-random-*"))
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("backend", [("eager", False), ("triton", False), ("triton", True)], ids=str)
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda folder: folder.name)
-def test_golden_decodes_in_fp32_alone_and_mixed(folder, backend, overlap, monkeypatch):
+def test_golden_decodes_in_fp32_alone_and_mixed(folder, backend, ahead, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     attention, graphs = backend
-    limits = EngineConfig(attention=attention, cuda_graphs=graphs, overlap=overlap)
+    limits = EngineConfig(attention=attention, cuda_graphs=graphs, async_scheduling=ahead)
     engine = Engine(load_checkpoint(folder, LoadOptions(torch.float32, "cuda")), limits)
     cases = json.loads((folder / "expected.json").read_text())
     requests = [

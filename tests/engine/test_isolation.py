@@ -99,10 +99,10 @@ def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
     ]
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-def test_a_finished_request_is_freed_without_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_finished_request_is_freed_without_garbage_collection(checkpoint: Checkpoint, ahead: bool) -> None:
     """Collections of everything are rare (`tune_interpreter`), so a cycle would stay for long."""
-    engine = Engine(checkpoint, EngineConfig(overlap=overlap, kv_cache_tokens=4096))
+    engine = Engine(checkpoint, EngineConfig(async_scheduling=ahead, kv_cache_tokens=4096))
     requests = random_requests(random.Random(9), checkpoint, 24)
     gc.collect()
     gc.disable()

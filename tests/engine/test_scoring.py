@@ -63,7 +63,7 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
 
 
 CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME)]
-CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0], EngineConfig(overlap="on"))]
+CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0], EngineConfig(async_scheduling=True))]
 
 
 @pytest.mark.parametrize(

@@ -63,19 +63,19 @@ def test_golden_requests_are_decoded_as_by_a_fresh_load(
     assert engine.state().kv_pages_used == 0
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_nothing_of_requests_that_were_ended_is_left(
-    checkpoint: Checkpoint, other: Path, new: Callable[[], None], overlap: str
+    checkpoint: Checkpoint, other: Path, new: Callable[[], None], ahead: bool
 ) -> None:
-    engine = engine_of(checkpoint, replace(LIMITS, overlap=overlap))
-    generations = [request_of(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
+    engine = engine_of(checkpoint, replace(LIMITS, async_scheduling=ahead))
+    generations = [request_of(str(number), PROMPT, (Speculative(2), Static())[number % 2], tokens=32) for number in range(4)]
     for request in generations:
         engine.submit(request)
     for _ in range(3):
         engine.step()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.update_weights(new, 1)
-    assert not engine._micro_batches
+    assert not engine._steps
     assert decoded(engine, *generations) == decoded(engine_of(load_checkpoint(other)), *generations)
 
 

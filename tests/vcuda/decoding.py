@@ -8,8 +8,8 @@ from tests.engine.test_golden import assert_golden, expected, requests
 from tests.tiny import GOLDEN
 from tests.vcuda.device import Counts, VirtualTensor
 
-#: two micro-batches and graphs: every branch of CUDA
-ALL_ON = EngineConfig(attention="triton", overlap="on", kv_cache_tokens=4096, max_rows=64)
+#: steps ahead and graphs: every branch of CUDA
+ALL_ON = EngineConfig(attention="triton", async_scheduling=True, kv_cache_tokens=4096, max_rows=64)
 #: the only waits that are allowed: a capture begins
 CAPTURE = "begin of a capture"
 

@@ -10,11 +10,11 @@ from math import log
 
 import torch
 
-from service.engine.forward.logits_sampler import gumbel
+from service.engine.forward.logits_sampler import _FIRST, _SECOND, _STEP, gumbel
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
 
-_HIDDEN = -1e30
+_HIDDEN, _WORD = -1e30, (1 << 64) - 1
 #: the multiprocessors of an H100
 PROCESSORS = 132
 
@@ -115,6 +115,41 @@ def choose_candidate(grid, logits, candidates, other_weights, param_table, out, 
     out[:, 2], out[:, 3] = torch.special.entr(read.softmax(-1)).sum(-1), 0
 
 
+def place_states(grid, tokens, states, earlier, sources, **_):
+    states.copy_(tokens.flatten()[: states.numel()].view_as(states))
+    there = sources >= 0
+    states[there] = earlier[sources[there].long()]
+    tokens.view(-1, states.shape[1])[: len(states)] = states
+
+
+def locate_positions(grid, states, table, flat, param_table, mask_token, *, L, **_):
+    for index, (row, number, low, high, start) in enumerate(table.tolist()):
+        if number >= 0:
+            masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
+            flat[index] = row * L + masked[number]
+            seed = (high << 32) | (low & 0xFFFFFFFF)
+            word = 0
+            for part in (seed, start + masked[number], L - len(masked)):
+                word = _mixed(((word ^ part) + int(_STEP)) & _WORD)
+            keys = torch.tensor([word & 0xFFFFFFFF, word >> 32])
+            param_table[index, 2:4] = torch.where(keys < 1 << 31, keys, keys - (1 << 32)).int()
+
+
+def _mixed(word):
+    word = (word ^ word >> 30) * int(_FIRST) & _WORD
+    word = (word ^ word >> 27) * int(_SECOND) & _WORD
+    return word ^ word >> 31
+
+
+def reveal_picks(grid, states, values, order, table, mask_token, **_):
+    for state, (first, count, leftmost) in zip(states, table.tolist(), strict=True):
+        masked = (state == mask_token).nonzero()[:, 0]
+        chosen = values[order[first : first + len(masked)].long()]
+        ranks = torch.arange(len(masked)) if leftmost else chosen[:, 1].sort(descending=True, stable=True).indices
+        picks = ranks[:count]
+        state[masked[picks]] = chosen[picks, 0].contiguous().view(torch.int32)
+
+
 def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
     total = x.view(-1, width).add_(change.view(-1, width)).float()
     normed = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
@@ -168,5 +203,6 @@ KERNELS: dict[str, Callable[..., None]] = {
     for kernel in (
         *(attend, merge, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
+        *(place_states, locate_positions, reveal_picks),
     )
 }

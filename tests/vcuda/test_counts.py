@@ -78,7 +78,7 @@ def per_step(device, mode):
     mode_params, sampling, logprobs = MODES[mode]
     engine = Engine(
         on_device(GOLDEN_NAMES[0]),
-        replace(ALL_ON, overlap="off", draft_candidates=8, prefix_cache=False),
+        replace(ALL_ON, draft_candidates=8, prefix_cache=False),
         deps=EngineDeps(costs=FREE),
     )
     submitted = [

@@ -25,7 +25,7 @@ NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_decodes_with_graphs_and_two_micro_batches(device, name):
+def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
     engine = Engine(on_device(name), ALL_ON)
     decode_golden(engine, name)
     if name in GOLDEN_NAMES:
@@ -105,7 +105,7 @@ def test_8_bit_matrices_decode_as_on_the_cpu(device, name, scheme):
 
 
 def test_an_error_of_one_request_ends_that_request_alone(device, monkeypatch):
-    """The policies of `direct` raise between two forwards, while the other micro-batch is under way."""
+    """The policies of `direct` raise between two forwards, while the next step is under way."""
 
     def fail(self, canvas):
         yield from ()

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob
-from service.decode.mode import DecodingMode, RuleMode
+from service.decode.mode import DecodingMode, Pace, RuleMode
 from service.decode.policy import Decoding, Evaluate, Refine
 from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 
@@ -74,6 +74,10 @@ class Direct(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         return TopConfidence(1)
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(1, self.mrp_steps)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Up to 1 + `mrp_steps` tokens per backbone forward."""

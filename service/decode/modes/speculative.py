@@ -22,7 +22,7 @@ from service.decode.block import Block, Pick, Step, new_tuple
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import Drafting, Drafts, chain, tree, worth_drafting
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
-from service.decode.mode import DecodingMode, RuleMode
+from service.decode.mode import DecodingMode, Pace, RuleMode
 from service.decode.modes.plain_modes import Dynamic, Entropy, Sequential, Static
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Rule
@@ -99,6 +99,10 @@ class Speculative(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         return _rule(self)
+
+    @property
+    def pace(self) -> Pace | None:
+        return self.plain.pace if self.mrp_steps == AUTO else None
 
     @property
     def plain(self) -> RuleMode:

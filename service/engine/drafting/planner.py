@@ -18,6 +18,7 @@ from operator import itemgetter
 
 from service.decode.block import Step
 from service.decode.canvas import DraftBudget
+from service.decode.drafts import worth_drafting
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
@@ -77,7 +78,7 @@ class DraftPlanner:
         choice = self._mrp_choice(kind)
         choice.count_request()
         reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
-        return PlannedDrafts(self, request.sharing.tenant, choice, reliability, mrp_steps)
+        return PlannedDrafts(self, request, choice, reliability, mrp_steps)
 
     def _mrp_choice(self, kind: _Kind) -> MrpChoice:
         return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
@@ -218,6 +219,10 @@ class RequestDrafts:
     def budget(self) -> DraftBudget:
         return DraftBudget()
 
+    def drafts_next(self) -> bool:
+        """Whether the next forward may read drafts."""
+        return False
+
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
         return list(gains)
@@ -233,9 +238,15 @@ class PlannedDrafts(RequestDrafts):
     """The drafts of a request whose number the engine chooses."""
 
     def __init__(
-        self, planner: DraftPlanner, tenant: str, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int
+        self,
+        planner: DraftPlanner,
+        request: GenerationRequest,
+        mrp_choice: MrpChoice,
+        reliability: Reliability,
+        mrp_steps: int,
     ) -> None:
-        super().__init__(planner, tenant, mrp_steps > 0, mrp_steps)
+        super().__init__(planner, request.sharing.tenant, mrp_steps > 0, mrp_steps)
+        self._rule = request.mode.rule
         self._mrp_choice, self._reliability, self._chosen = mrp_choice, reliability, mrp_steps
         self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
 
@@ -243,6 +254,10 @@ class PlannedDrafts(RequestDrafts):
         budget = self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
         self._next_search = budget.states > 0 and budget.row < 1
         return budget
+
+    def drafts_next(self) -> bool:
+        budget = self.budget()
+        return worth_drafting(self._rule, budget)
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         price = self._planner.reading(self.pages, self._tenant)

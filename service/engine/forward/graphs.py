@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.rows import Anchor, AnchorRows
+from service.engine.forward.row_states import StateRows
+from service.engine.forward.rows import Anchor, AnchorRows, Row
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model.attention import RowKv, TritonBackend
 from service.model.attention.tile_schedule import ScheduleShape
@@ -66,6 +67,7 @@ class HostInputs(NamedTuple):
     tokens: NDArray[np.int32]
     positions: NDArray[np.int64]
     anchors: Sequence[Anchor] | None = None
+    states_of: Sequence[Row] | None = None  # the rows, if the device keeps their states
 
 
 class CudaCapture:
@@ -177,7 +179,8 @@ class Graphs:
         attention = tables.add(self._attention.packed(schedule, key[1]))
         graph_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-        return GraphForward(key, (tokens, positions, attention), len(rows), anchors, tables, graph_bytes)
+        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables)
+        return GraphForward(key, (tokens, positions, attention), len(rows), anchors, states, tables, graph_bytes)
 
     def run(self, forward: GraphForward) -> Tensor | None:
         """-> hidden states `[R, L, H]` of a planned forward. None if its capture fails."""
@@ -217,6 +220,7 @@ class GraphForward:
     graph_tables: tuple[SentTable, SentTable, SentTable]
     num_rows: int
     anchors: AnchorRows | None
+    states: StateRows | None
     tables: PackedTables
     graph_bytes: int
 
@@ -236,6 +240,8 @@ class _Graph:
     def load(self, forward: GraphForward) -> None:
         """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
         forward.tables.send(self._buffer, forward.graph_bytes)
+        if forward.states is not None:
+            forward.states.place(self._inputs.tokens)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 

@@ -12,6 +12,7 @@ torch's operations there, too: they need the logits in order.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,19 +23,32 @@ from torch import Tensor
 from service.engine.forward.rows import Candidates
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
-from service.model.transfer import PackedTables
+from service.model.transfer import PackedTables, SentTable
 
 #: The kernel: tokens of a part, warps, and the programs of a launch: four for each multiprocessor of an H100. Results
 #: do not depend on the number of programs. Four warps were faster on an H100 than eight (dev/lab/gpu.md).
 _KERNEL_PART, _WARPS, _PROGRAMS = 2048, 4, 528
 
+#: the bits of a key's word
+_WORD = 0xFFFFFFFF
+
 #: constants of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; Stafford's)
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-#: logits `[M, V]` -> the tokens' bits, confidences, entropies (0 if not needed), log-probabilities, `[M, 4]` float32;
-#: logsumexp of the logits that rules read, `[M]`, or None
-SampleLogits = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+@dataclass(frozen=True, slots=True)
+class SampleLogits:
+    """The planned sampling of positions. `params`: the kernel's parameters of the positions, None without a kernel.
+
+    Called with logits `[M, V]` -> the tokens' bits, confidences, entropies (0 if not needed), log-probabilities, `[M,
+    4]` float32; logsumexp of the logits that rules read, `[M]`, or None.
+    """
+
+    sample: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+    params: SentTable | None = None
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.sample(logits)
 
 
 class LogitsSampler(Protocol):
@@ -54,7 +68,7 @@ class TorchLogitsSampler:
         self.mask_token_id, self.keeps_logits = mask_token_id, False
 
     def plan(self, batch: SamplingBatch, tables: PackedTables) -> SampleLogits:  # noqa: ARG002
-        return lambda logits: (sample(logits, batch, self.mask_token_id), None)
+        return SampleLogits(lambda logits: (sample(logits, batch, self.mask_token_id), None))
 
 
 class TritonLogitsSampler:
@@ -76,11 +90,12 @@ class TritonLogitsSampler:
         def sample_logits(logits: Tensor) -> tuple[Tensor, Tensor | None]:
             out, total = self._by_kernel(logits, batch, params.tensor, min_logit)
             if indices is not None:
-                values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id)
+                keys = params.tensor[:, 2:4].index_select(0, indices.tensor).long() & _WORD
+                values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id, keys=keys)
                 out.index_copy_(0, indices.tensor, values)
             return out, total
 
-        return sample_logits
+        return SampleLogits(sample_logits, params)
 
     def _by_kernel(
         self, logits: Tensor, batch: SamplingBatch, params: Tensor, min_logit: NDArray[np.float32] | None
@@ -165,24 +180,38 @@ def plan_division(temperatures: NDArray[np.float32], tables: PackedTables) -> Ca
     return lambda logits: logits / sent.tensor[:, None]
 
 
-def sample(logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None) -> Tensor:
-    """logits `[M, V]`, or `[M, C]` of candidates, -> as `SampleLogits`, `[M, 4]`. They may be overwritten."""
+def sample(
+    logits: Tensor,
+    batch: SamplingBatch,
+    mask_token_id: int,
+    candidates: Candidates | None = None,
+    keys: Tensor | None = None,
+) -> Tensor:
+    """logits `[M, V]`, or `[M, C]` of candidates, -> as `SampleLogits`, `[M, 4]`. They may be overwritten.
+
+    `keys` `[M, 2]`: the keys of the noise, if the device has them; all positions then have noise.
+    """
     # entropies first: choosing tokens may overwrite the logits
     entropy = entropies(logits, batch) if batch.metadata.entropy else torch.zeros(len(batch), device=logits.device)
-    tokens, confidences, logprobs = choose_tokens(logits, batch, mask_token_id, candidates)
+    tokens, confidences, logprobs = choose_tokens(logits, batch, mask_token_id, candidates, keys)
     return torch.stack([tokens.int().view(torch.float32), confidences, entropy, logprobs], dim=1)
 
 
 def choose_tokens(
-    logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None
+    logits: Tensor,
+    batch: SamplingBatch,
+    mask_token_id: int,
+    candidates: Candidates | None = None,
+    keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences and log-probabilities (float32).
 
     The mask token is never chosen. With `candidates` the logits are the candidates' logits `[M, C]`, without the mask
     token, confidences count the weight of all other tokens, and log-probabilities are 0. `logits` may be overwritten.
+    `keys`: see `sample`.
     """
     tables, is_cold = PackedTables(logits.device), bool((batch.temperature < 1).any())
-    draw, divide = _plan_draw(batch, tables), plan_division(batch.rule_temperature, tables)
+    draw, divide = _plan_draw(batch, tables, keys), plan_division(batch.rule_temperature, tables)
     divide_drawn = plan_division(batch.temperature, tables) if is_cold else None
     rescored = None if candidates is not None or batch.chosen.all() else tables.add(batch.token)
     tables.send()
@@ -201,7 +230,9 @@ def choose_tokens(
     return tokens, logprobs.exp(), _logprob(scaled, tokens, drawn_total) if is_cold else logprobs
 
 
-def _plan_draw(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor, int | None, Tensor | None], Tensor]:
+def _plan_draw(
+    batch: SamplingBatch, tables: PackedTables, keys: Tensor | None
+) -> Callable[[Tensor, int | None, Tensor | None], Tensor]:
     """Plans the choice of tokens, with noise and filters of the positions that have them.
 
     -> a function of logits over the temperature `[M, V]`, the mask token or None, and the tokens of the columns `[M,
@@ -211,7 +242,8 @@ def _plan_draw(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor, 
     is_random = len(random) > 0
     if is_random:
         apply_filters = _plan_filters(batch, tables)
-        noisy, keys = tables.add(random), tables.add(noise_keys(batch.select(random)))
+        noisy = tables.add(random)
+        sent_keys = tables.add(noise_keys(batch.select(random))) if keys is None else None
 
     def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
         scores = scaled.clone() if is_random else scaled
@@ -221,7 +253,8 @@ def _plan_draw(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor, 
             apply_filters(scores)
             rows, width = noisy.tensor, scores.shape[-1]
             tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
-            scores.index_add_(0, rows, gumbel(keys.tensor, tokens))
+            words = keys if sent_keys is None else sent_keys.tensor
+            scores.index_add_(0, rows, gumbel(words, tokens))
         return scores.argmax(-1)
 
     return draw

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from service.engine.forward.graphs import Capture, CudaCapture, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.partition import RowGroup
+from service.engine.forward.row_states import StateRows, has_states
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
 from service.errors import SettingsError
 from service.model.attention import AUTO, AttentionBackend, PagedCache, TritonBackend, attention_backend
@@ -30,11 +31,13 @@ class PlannedForward(NamedTuple):
     """A forward over a group of rows that is planned on the host.
 
     `order`: the order in which the group's rows are computed; padding rows stay last. `run`: sends all tables, and
-    begins the forward. -> hidden states `[R, L, H]` in this order. For MRP they are the next anchors.
+    begins the forward. -> hidden states `[R, L, H]` in this order. For MRP they are the next anchors. `states`: the
+    rows' states, in this order, too; None if the device keeps none.
     """
 
     order: Sequence[int]
     run: Callable[[], Tensor]
+    states: StateRows | None = None
 
 
 class ShapePolicy(NamedTuple):
@@ -73,7 +76,7 @@ class ModelForward:
             states = graphs.run(planned)
             return self._eager(call, rows, width, PackedTables(self._device)).run() if states is None else states
 
-        return PlannedForward(range(planned.num_rows), run)
+        return PlannedForward(range(planned.num_rows), run, planned.states)
 
     def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> PlannedForward:
         self.eager_forwards += self._device.type == "cuda"
@@ -81,12 +84,15 @@ class ModelForward:
         inputs = self._inputs([rows[index] for index in attend.order])
         tokens, positions = tables.add(inputs.tokens), tables.add(inputs.positions)
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
+        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables)
 
         def run() -> Tensor:
             tables.send()
+            if states is not None:
+                states.place(tokens.tensor)
             return call(Inputs(tokens.tensor, positions.tensor, None if anchors is None else anchors.hidden()), attend)
 
-        return PlannedForward(attend.order, run)
+        return PlannedForward(attend.order, run, states)
 
     def seal(self) -> None:
         if self.graphs is not None:
@@ -106,7 +112,8 @@ class ModelForward:
         self._cache.restore()
 
     def _inputs(self, rows: Sequence[Row]) -> HostInputs:
-        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows))
+        states_of = rows if self._device.type == "cuda" and has_states(rows) else None
+        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows), states_of)
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""

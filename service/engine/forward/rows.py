@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
+from service.decode.rules import Rule
 from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
 from service.model.transfer import PackedTables
@@ -35,12 +36,15 @@ class ForwardOutput:
 
     `candidates`: draft candidates. `slots` `[R, L]`: the index of a position's candidates in them, -1 for none.
     `has_candidates` `[R]`: whether a row's masked positions have candidates.
+    `states` int32 `[R, L]`: the states after the picks of rows with a rule (`row_states.py`), the mask token at masked
+    positions. None if no row has a rule.
     """
 
     hidden: Tensor
     candidates: Candidates | None = None
     slots: NDArray[np.int64] | None = None
     has_candidates: NDArray[np.bool_] | None = None
+    states: Tensor | None = None
 
 
 class Anchor(NamedTuple):
@@ -89,6 +93,10 @@ class Row(NamedTuple):
     logprobs: LogprobsRequest | None = None  # the log-probabilities wanted of each masked position
     #: the changes of logits, of the masked positions first, then of each position of `rescore`; empty: none
     adjustments: tuple[LogitAdjustment, ...] = ()
+    #: The earlier row, with a rule, whose picks lead to this row's state. Then the host does not know the state yet:
+    #: `state` only has as many masked positions.
+    after: Anchor | None = None
+    rule: Rule | None = None  # reveals picks on the device (`row_states.py`), for a row `after` this one
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,9 @@ from service.decode.policy import Prediction
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
-from service.engine.forward.rows import Anchor, ForwardOutput, Row
+from service.engine.forward.pending import Pending, done
+from service.engine.forward.row_states import has_states, known_rows
+from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampler import Sampler
 from service.engine.forward.warm_up import WarmUpRows, needed_sizes
 from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
@@ -31,16 +32,11 @@ from service.model.transfer import PackedTables
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
 #: the number of full forwards after which the limit of rows doubles
 _PATIENCE = 256
 
 #: the maximum of rows of a warm-up forward where there are no graphs
 _EAGER_ROWS = 64
-
-#: Waits until a forward is done, and returns a result for every row.
-Pending = Callable[[], list[_T]]
 
 
 class ModelRunner(Protocol):
@@ -49,6 +45,7 @@ class ModelRunner(Protocol):
     config: ModelConfig
     device: torch.device
     model: ModelForward  # the networks, their KV cache and their CUDA graphs
+    keeps_states: bool  # whether rows may be `after` earlier ones, whose results the host has not read
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
@@ -86,6 +83,8 @@ class CheckpointRunner:
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
+        has_kernels = logits_sampler.keeps_logits or self.device.type == "cpu"
+        self.keeps_states = has_kernels and checkpoint.shard.size == 1
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)
@@ -138,7 +137,9 @@ class CheckpointRunner:
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        hidden: list[Tensor] = []
+        if self.device.type == "cpu":  # earlier forwards are over
+            rows = known_rows(rows, self.config.mask_token_id)
+        hidden, states = list[Tensor](), list[Tensor]()
         order: list[int] = []
         groups = self._partition.rows(rows)
         for group in groups:
@@ -148,12 +149,15 @@ class CheckpointRunner:
             order += indices
             if group is groups[-1]:  # the sampler's tables go with the last forward's
                 in_order = order == list(range(len(rows)))
-                sampling = self._sampler.plan(rows if in_order else [rows[index] for index in order], tables)
+                ordered = rows if in_order else [rows[index] for index in order]
+                sampling = self._sampler.plan(ordered, tables)
             hidden.append(forward.run()[: len(indices)])
-        pending = sampling.begin(join(hidden))
-        if in_order:
-            return pending
-        return lambda: [value for _, value in sorted(zip(order, pending(), strict=True), key=itemgetter(0))]
+            if forward.states is not None:
+                states.append(forward.states.states[: len(indices)])
+        if self.device.type == "cpu" and has_states(rows):
+            states.append(torch.from_numpy(tokens_and_positions(ordered, self.config.mask_token_id)[0]))
+        pending = sampling.begin(join(hidden), join(states) if states else None)
+        return pending if in_order else pending.sorted_by(order)
 
 
 class OomBackoff:
@@ -171,7 +175,7 @@ class OomBackoff:
         `forward`: begins a forward over rows. Rows stay in order, so a row still reads the KV that rows before it
         wrote. Memory is allocated when a forward begins.
         """
-        forwards: list[Pending[Prediction] | Pending[None]] = []
+        forwards = list[Pending[Prediction] | Pending[None]]()
         before, start = self.limit, 0
         while start < len(rows):
             chunk = rows[start : start + (self.limit or len(rows))]
@@ -189,7 +193,8 @@ class OomBackoff:
                 self.limit, self._num_full = before, 0
                 forwards.append(done([None]))
                 start += 1
-        return lambda: [prediction for pending in forwards for prediction in pending()]
+        anchors = [anchor for pending in forwards for anchor in pending.anchors]
+        return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
 
 
 def _attempt(
@@ -206,11 +211,6 @@ def _attempt(
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return None
-
-
-def done(results: list[_T]) -> Pending[_T]:
-    """The results of a forward that is done."""
-    return lambda: results
 
 
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +23,16 @@ from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logit_adjustments import adjust_logits
 from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division
 from service.engine.forward.partition import BatchPartition, join
+from service.engine.forward.pending import Pending, done
+from service.engine.forward.row_states import has_states, plan_locate, plan_reveal, reveal_by_rules
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
 from service.model.backbone import Backbone
 from service.model.transfer import PackedTables, to_host_async
 
-#: hidden states `[R * L, H]` -> the table `[M, 4]` of some positions, as of `SampleLogits`, on the device
-_SamplePart = Callable[[Tensor], Tensor]
+#: hidden states `[R * L, H]`, states `[R, L]` or None -> the table `[M, 4]` of some positions, as of `SampleLogits`
+_SamplePart = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class _Part(NamedTuple):
@@ -53,16 +57,18 @@ class Sampler:
         batch = SamplingBatch.from_rows(rows, length)
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
         collector = LogprobsCollector(batch, self._mask)
-        if drafts is None:
-            parts = [_Part(at, self._full(of, tables, None, collector)) for at, of in self._groups(batch, None)]
-            return PlannedSampling(batch, parts, None, collector)
-        short = drafts.present[batch.row]
-        full_groups = self._groups(batch, np.flatnonzero(~short))
+        short = None if drafts is None else drafts.present[batch.row]
+        full_groups = self._groups(batch, None if short is None else np.flatnonzero(~short))
         parts = [_Part(at, self._full(of, tables, drafts, collector)) for at, of in full_groups]
-        head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
-        for at, of in self._groups(batch, np.flatnonzero(short)):
-            parts.append(_Part(at, drafts.plan_sample(of, tables, head, kernels=kernels)))
-        return PlannedSampling(batch, parts, drafts, collector)
+        if drafts is not None and short is not None:
+            head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
+            for at, of in self._groups(batch, np.flatnonzero(short)):
+                sample = drafts.plan_sample(of, tables, head, kernels=kernels)
+                parts.append(_Part(at, lambda flat, _, sample=sample: sample(flat)))
+        planned = PlannedSampling(batch, parts, drafts, collector)
+        if self._logits_sampler.keeps_logits and parts and has_states(rows):
+            planned.reveal = plan_reveal(rows, batch, planned.indices, self._mask, tables)
+        return planned
 
     def _groups(self, batch: SamplingBatch, indices: Integers | None) -> Iterator[tuple[Integers, SamplingBatch]]:
         if indices is None or len(indices) == len(batch):
@@ -78,8 +84,11 @@ class Sampler:
         positions = tables.add(batch.flat.astype(np.int32))
         sample, collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
+        locate = None if sample.params is None else plan_locate(batch, positions, sample.params, self._mask, tables)
 
-        def sample_part(flat: Tensor) -> Tensor:
+        def sample_part(flat: Tensor, states: Tensor | None) -> Tensor:
+            if locate is not None and states is not None:
+                locate(states)
             logits = self._backbone.logits(flat.index_select(0, positions.tensor))
             apply_grammar_masks(logits, batch)
             logits = adjust_logits(logits, batch, self._mask)
@@ -96,29 +105,48 @@ class Sampler:
 
 
 class PlannedSampling:
-    """The planned sampling of a forward's rows. Its tables are sent before it begins."""
+    """The planned sampling of a forward's rows. Its tables are sent before it begins.
+
+    `reveal`: reveals picks in the states `[R, L]` by the values `[M, 4]`; None where no kernel does.
+    """
+
+    reveal: Callable[[Tensor, Tensor], None] | None = None
 
     def __init__(
         self, batch: SamplingBatch, parts: Sequence[_Part], drafts: DraftVocabulary | None, collector: LogprobsCollector
     ) -> None:
         self._batch, self._parts, self._drafts, self._collector = batch, parts, drafts, collector
 
-    def begin(self, hidden: Tensor) -> Callable[[], list[Prediction]]:
-        """hidden `[R, L, H]`. Does not wait for the device. -> waits for it, and returns a Prediction for each row."""
+    @cached_property
+    def indices(self) -> Integers:
+        """The index in the batch of each row of the parts' values."""
+        return np.concatenate([part.indices for part in self._parts])
+
+    def begin(self, hidden: Tensor, states: Tensor | None = None) -> Pending[Prediction]:
+        """Does not wait for the device. hidden `[R, L, H]`. `states` `[R, L]`: to be revealed in, where rows have rules."""
         flat = hidden.flatten(0, 1)
-        values = [part.sample(flat)[: len(part.indices)] for part in self._parts]
+        values = [part.sample(flat, states)[: len(part.indices)] for part in self._parts]
+        tables = [join(parts) for parts in (values, self._collector.parts) if parts]
         output = ForwardOutput(hidden) if self._drafts is None else self._drafts.output(hidden)
-        copied = to_host_async([join(parts) for parts in (values, self._collector.parts) if parts])
+        if states is not None:
+            output = replace(output, states=states)
+        if states is not None and self.reveal is not None:
+            self.reveal(states, tables[0])
+        copied = to_host_async(tables)
 
         def predictions() -> list[Prediction]:
             arrived = iter(copied())
             table = np.empty((len(self._batch), 4), np.float32)
             if values:
-                table[np.concatenate([part.indices for part in self._parts])] = next(arrived).numpy()
+                table[self.indices] = next(arrived).numpy()
             logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
             return _predictions(self._batch, output, table, logprobs)
 
-        return predictions
+        if states is not None and self.reveal is None:  # on a CPU
+            results = predictions()
+            reveal_by_rules(states, self._batch.metadata.rows, results)
+            return done(results)
+        return Pending([new_tuple(Anchor, (output, index)) for index in range(len(hidden))], predictions)
 
 
 def _predictions(

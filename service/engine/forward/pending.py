@@ -1,0 +1,39 @@
+"""A forward that has begun: what later forwards may already read of it, and its results."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Generic, Self, TypeVar
+
+from service.decode.policy import Prediction
+from service.engine.forward.rows import Anchor
+
+_T = TypeVar("_T", bound=Prediction | None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[_T]):
+    """A forward that has begun. Called, it waits until the forward is done, and returns a result for every row.
+
+    `anchors`: those of its rows, for later forwards; None for a row that had no memory.
+    """
+
+    anchors: Sequence[Anchor | None]
+    results: Callable[[], list[_T]]
+
+    def __call__(self) -> list[_T]:
+        return self.results()
+
+    def sorted_by(self, order: Sequence[int]) -> Self:
+        """The same forward with its rows in another order. `order`: the new index of each row."""
+        anchors = [anchor for _, anchor in sorted(zip(order, self.anchors, strict=True), key=itemgetter(0))]
+
+        def results() -> list[_T]:
+            return [result for _, result in sorted(zip(order, self.results(), strict=True), key=itemgetter(0))]
+
+        return replace(self, anchors=anchors, results=results)
+
+
+def done(results: list[_T]) -> Pending[_T]:
+    """A forward that is done."""
+    return Pending([None if result is None else result.handle for result in results], lambda: results)

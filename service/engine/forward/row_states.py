@@ -1,0 +1,144 @@
+"""The states of rows that are known on the device first: a forward reveals its picks there, and the next one reads them.
+
+So a forward begins before the host has read the forward before it. A `Row` with `after` reads the state that an earlier
+row led to. A row with a `rule` reveals its picks. On a CPU, where a forward is over once it has begun, the rules reveal
+the picks; on CUDA kernels do (`state_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from service.decode.block import MASKED, Block
+from service.decode.policy import Prediction
+from service.decode.rules import LeftToRight, Rule, TopConfidence
+from service.engine.forward.partition import join
+from service.engine.forward.rows import Row
+from service.engine.forward.sampling_batch import SamplingBatch
+from service.model.transfer import PackedTables, SentTable
+
+
+def has_states(rows: Sequence[Row]) -> bool:
+    """Whether the device keeps the states of a forward's rows."""
+    return any(row.after is not None or row.rule is not None for row in rows)
+
+
+def known_rows(rows: Sequence[Row], mask_token_id: int) -> Sequence[Row]:
+    """The rows with their states, once the forwards before them are over."""
+    if all(row.after is None for row in rows):
+        return rows
+    return [row if row.after is None else row._replace(state=_state_after(row, mask_token_id), after=None) for row in rows]
+
+
+def _state_after(row: Row, mask_token_id: int) -> Block:
+    if row.after is None or row.after.output.states is None:
+        raise AssertionError("a row is to read the state after a row that revealed nothing")
+    tokens = row.after.output.states[row.after.row].tolist()
+    return Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
+
+
+class StateRows:
+    """The states of a group's rows. `states` `[R, L]`: all of them, once they are placed."""
+
+    states: Tensor
+
+    def __init__(self, rows: Sequence[Row], tables: PackedTables) -> None:
+        self._parts, starts, size = list[Tensor](), dict[int, int](), 0
+        sources = np.full(len(rows), -1, np.int32)
+        for index, row in enumerate(rows):
+            if row.after is None:
+                continue
+            output, earlier = row.after
+            if output.states is None:
+                raise AssertionError("a row is to read the state after a row that revealed nothing")
+            if id(output) not in starts:
+                self._parts.append(output.states)
+                starts[id(output)], size = size, size + len(output.states)
+            sources[index] = starts[id(output)] + earlier
+        self._sources = tables.add(sources)
+
+    def place(self, tokens: Tensor) -> None:
+        """Places the states that only the device knows in the tokens of a forward, `[R, L]` or longer."""
+        from service.engine.forward import state_kernels
+
+        self.states = tokens.new_empty(len(self._sources.host), tokens.shape[1])
+        earlier = self.states if not self._parts else join(self._parts)
+        state_kernels.place_states[len(self.states),](
+            tokens, self.states, earlier, self._sources.tensor, **_sizes(self.states)
+        )
+
+
+def plan_locate(
+    batch: SamplingBatch, flat: SentTable, params: SentTable, mask_token_id: int, tables: PackedTables
+) -> Callable[[Tensor], None] | None:
+    """Plans the search for the masked positions of rows whose state only the device knows. None if there are none.
+
+    `flat`, `params`: the tables of the positions, which the result corrects, given all states `[R, L]`.
+    """
+    rows = batch.metadata.rows
+    unknown = np.array([row.after is not None for row in rows])[batch.row] & batch.chosen
+    if not unknown.any():
+        return None
+    table = np.empty((len(batch), 5), np.int32)
+    table[:, 0], table[:, 1] = batch.row, np.where(unknown, batch.number, -1)
+    table[:, 2:4] = batch.metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
+    table[:, 4] = batch.metadata.start[batch.row]
+    sent = tables.add(table)
+
+    def locate(states: Tensor) -> None:
+        from service.engine.forward import state_kernels
+
+        state_kernels.locate_positions[len(batch),](
+            states, sent.tensor, flat.tensor, params.tensor, mask_token_id, **_sizes(states)
+        )
+
+    return locate
+
+
+def plan_reveal(
+    rows: Sequence[Row], batch: SamplingBatch, indices: NDArray[np.int64], mask_token_id: int, tables: PackedTables
+) -> Callable[[Tensor, Tensor], None]:
+    """Plans the reveal of each row's picks. -> a function of all states `[R, L]`, changed in place, and the values.
+
+    `indices` `[M]`: the index in the batch of each row of the values `[M, 4]`, which are as of `SampleLogits`.
+    """
+    order = np.empty(len(batch), np.int32)
+    order[indices] = np.arange(len(batch))
+    counts = np.bincount(batch.row[batch.chosen], minlength=len(rows))
+    table = np.empty((len(rows), 3), np.int32)
+    table[:, 0] = counts.cumsum() - counts
+    table[:, 1:] = [_picks(row.rule) for row in rows]
+    sent_order, sent = tables.add(order), tables.add(table)
+
+    def reveal(states: Tensor, values: Tensor) -> None:
+        from service.engine.forward import state_kernels
+
+        state_kernels.reveal_picks[len(rows),](
+            states, values, sent_order.tensor, sent.tensor, mask_token_id, **_sizes(states)
+        )
+
+    return reveal
+
+
+def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
+    """Reveals the picks of each row's rule in the states `[R, L]`, in place."""
+    for state, row, prediction in zip(states, rows, predictions, strict=True):
+        if row.rule is not None:
+            for position, token, *_ in row.rule(prediction):
+                state[position] = token
+
+
+def _picks(rule: Rule | None) -> tuple[int, bool]:
+    """The number of picks of a rule, and whether they are the leftmost ones."""
+    if isinstance(rule, TopConfidence | LeftToRight):
+        return rule.count, isinstance(rule, LeftToRight)
+    return 0, False
+
+
+def _sizes(states: Tensor) -> dict[str, int]:
+    length = states.shape[1]
+    return {"L": length, "PAD": 1 << (length - 1).bit_length()}

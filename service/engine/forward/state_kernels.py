@@ -1,0 +1,99 @@
+"""Triton kernels of states that only the device knows. `row_states.py` calls them and has their definitions in torch.
+
+R rows of L tokens. A state is int32 `[L]`: the tokens of a block, the mask token at masked positions.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def place_states(
+    tokens,  # [R, L] int32: the states that the host knows; here the others are placed, too
+    states,  # [R, L] int32: all states
+    earlier,  # [E, L] int32: the states after earlier forwards
+    sources,  # [R] int32: the row's index in `earlier`, -1 if the host knows its state
+    L: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    """Grid: rows."""
+    row = tl.program_id(0)
+    lane = tl.arange(0, PAD)
+    inside = lane < L
+    source = tl.load(sources + row)
+    state = tl.load(tokens + row * L + lane, mask=inside, other=0)
+    if source >= 0:
+        state = tl.load(earlier + source * L + lane, mask=inside, other=0)
+        tl.store(tokens + row * L + lane, state, mask=inside)
+    tl.store(states + row * L + lane, state, mask=inside)
+
+
+@triton.jit
+def _mixed(words, part):
+    """The next word of splitmix64, as `logits_sampler.noise_keys`."""
+    words = (words ^ part) + tl.full([1], 0x9E3779B97F4A7C15, tl.uint64)
+    words = (words ^ (words >> 30)) * tl.full([1], 0xBF58476D1CE4E5B9, tl.uint64)
+    words = (words ^ (words >> 27)) * tl.full([1], 0x94D049BB133111EB, tl.uint64)
+    return words ^ (words >> 31)
+
+
+@triton.jit
+def locate_positions(
+    states,  # [R, L] int32
+    table,  # [M, 5] int32: row, number among its masked positions or -1, two words of the seed, the block's start
+    flat,  # [M] int32: row * L + position; those with a number are computed
+    param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed
+    MASK_TOKEN,
+    L: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    """Grid: positions."""
+    index = tl.program_id(0)
+    row = tl.load(table + index * 5)
+    number = tl.load(table + index * 5 + 1)
+    if number >= 0:
+        lane = tl.arange(0, PAD)
+        masked = (tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN).to(tl.int32)
+        chosen = (masked > 0) & (tl.cumsum(masked, 0) == number + 1)
+        position = tl.sum(tl.where(chosen, lane, 0), 0)
+        tl.store(flat + index, row * L + position)
+        one = tl.arange(0, 1)
+        low = tl.load(table + index * 5 + 2 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(table + index * 5 + 3 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
+        absolute = (tl.load(table + index * 5 + 4) + position + one).to(tl.uint64)
+        revealed = (L - tl.sum(masked, 0) + one).to(tl.uint64)
+        words = _mixed(tl.full([1], 0, tl.uint64), low | (high << 32))
+        words = _mixed(_mixed(words, absolute), revealed)
+        keys = param_table + index * 6 + 2 + one
+        tl.store(keys, words.to(tl.uint32).to(tl.int32, bitcast=True))
+        tl.store(keys + 1, (words >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def reveal_picks(
+    states,  # [R, L] int32: the picks are revealed here
+    values,  # [M, 4] float32: as of `sampling_kernels.sample`
+    order,  # [M] int32: the index in `values` of each masked position, row by row
+    table,  # [R, 3] int32: the row's first index in `order`, the number of picks, whether they are the leftmost ones
+    MASK_TOKEN,
+    L: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    """Reveals the picks of `TopConfidence` or `LeftToRight`. Ties go to the lowest position. Grid: rows."""
+    row = tl.program_id(0)
+    count = tl.load(table + row * 3 + 1)
+    if count > 0:
+        lane = tl.arange(0, PAD)
+        state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
+        masked = state == MASK_TOKEN
+        number = tl.cumsum(masked.to(tl.int32), 0) - 1
+        value = values + 4 * tl.load(order + tl.load(table + row * 3) + number, mask=masked, other=0).to(tl.int64)
+        token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
+        confidence = tl.load(value + 1, mask=masked, other=-1.0)
+        higher = (confidence[None, :] > confidence[:, None]) | (
+            (confidence[None, :] == confidence[:, None]) & (lane[None, :] < lane[:, None])
+        )
+        rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
+        if tl.load(table + row * 3 + 2) > 0:
+            rank = number
+        tl.store(states + row * L + lane, token, mask=masked & (rank < count))

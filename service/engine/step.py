@@ -1,0 +1,126 @@
+"""A step of the engine that is under way: a forward of the backbone, then forwards of MRP until no request needs MRP.
+
+The next step begins before the results of this one are read, with all requests that can name their next rows. While the
+host reads and plans, the device computes.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+from service.decode.policy import Prediction
+from service.engine.drafting.planner import DraftPlanner
+from service.engine.forward.model_forward import Network
+from service.engine.forward.pending import Pending
+from service.engine.forward.rows import Anchor, Row
+from service.engine.forward.runner import ModelRunner, OomBackoff
+from service.engine.request import ForwardKind
+from service.engine.running_request import RunningRequest
+from service.engine.scheduler import StepRows
+from service.errors import DecodingFailed, MrpServeError, OutOfMemory
+from service.tracebacks import type_and_line, without_message
+
+_log = logging.getLogger(__name__)
+
+
+class ForwardExecutor:
+    """Begins the forwards of an engine, in parts where memory is short."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._backoffs: dict[Network, OomBackoff] = {"backbone": OomBackoff(), "mrp": OomBackoff()}
+
+    def begin(self, network: Network, plan: StepRows) -> Pending[Prediction | None]:
+        rows = [row for _, rows in plan for row in rows]
+        return self._backoffs[network].begin(partial(self._runner.begin, network), rows)
+
+
+class _Forward(NamedTuple):
+    """A forward that has begun."""
+
+    network: Network
+    plan: StepRows
+    pending: Pending[Prediction | None]
+
+
+class RunningStep:
+    """A step of the requests of a plan. It begins as soon as it exists, as far as no result is needed."""
+
+    def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
+        self._executor, self._planner = executor, planner
+        self.requests = [running for running, _ in plan]
+        self._work, self._mrp_rows = planner.work, list[int]()
+        self._forwards = [self._begin("backbone", plan)]
+        while plan := _refinements(self.requests, ahead=True):
+            self._forwards.append(self._begin("mrp", plan))
+
+    def finish(self, counts: Counter[ForwardKind]) -> None:
+        """Reads the forwards in their order, passes on their predictions, and begins those that need results.
+
+        `counts`: the number of requests by kind of forward, to which this step's forwards are added.
+        """
+        self._planner.resume(self._work)
+        for forward in self._forwards:
+            self._read(forward, counts)
+        while plan := _refinements(self.requests, ahead=False):
+            self._read(self._begin("mrp", plan), counts)
+        self._planner.end(self._mrp_rows)
+
+    def _begin(self, network: Network, plan: StepRows) -> _Forward:
+        if network == "mrp":
+            self._mrp_rows.append(sum(len(rows) for _, rows in plan))
+        pending = self._executor.begin(network, plan)
+        end = 0
+        for running, rows in plan:
+            start, end = end, end + len(rows)
+            running.begin(rows, pending.anchors[start:end])
+        return _Forward(network, plan, pending)
+
+    def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
+        kinds = list[tuple[ForwardKind, ...]]()
+        for running, rows, predictions in _served(forward.plan, forward.pending()):
+            try:
+                if forward.network == "mrp":
+                    kinds.append(running.receive_refinement(rows, predictions))
+                else:
+                    kinds.append(running.receive_predictions(rows, predictions))
+            except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                end_alone(running, error)
+        counts.update(chain.from_iterable(kinds))
+
+
+def _refinements(requests: Sequence[RunningRequest], *, ahead: bool) -> StepRows:
+    return [(running, rows) for running in requests if (rows := running.next_refinement(ahead=ahead))]
+
+
+def _served(
+    plan: StepRows, results: list[Prediction | None]
+) -> Iterator[tuple[RunningRequest, list[Row], list[Prediction]]]:
+    """The requests with their predictions. Requests that have ended are left out. Requests without memory fail."""
+    end = 0
+    for running, rows in plan:
+        start, end = end, end + len(rows)
+        predictions = results[start:end]
+        if running.finish_reason is not None:
+            continue
+        if None not in predictions:
+            yield running, rows, predictions  # type: ignore[misc]  # none of them is None
+        else:
+            running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
+
+
+def end_alone(running: RunningRequest, error: Exception) -> None:
+    """Ends the request whose bookkeeping raised an error. No message is logged, since it may quote a prompt."""
+    if isinstance(error, MrpServeError):
+        running.fail(error)
+        return
+    request_id, traceback = running.request.request_id, without_message(error)
+    _log.error(
+        "the decoding of a request failed: %s",
+        type_and_line(error),
+        extra={"request_id": request_id, "exception": traceback},
+    )
+    running.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))

@@ -1,0 +1,178 @@
+"""Steps that begin before the last one's results are read: the device always has work, and every token stays the same."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.decode.block import MASKED, Block
+from service.decode.canvas import Canvas
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.decode.policy import Evaluate, Prediction
+from service.engine import BlockEvent, EngineDeps, SamplingParams
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.model_forward import Network
+from service.engine.forward.pending import Pending
+from service.engine.forward.row_states import known_rows
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import CheckpointRunner
+from tests.engine.helpers import DEAR, checked, events_of, random_requests, request_of
+from tests.runners import RunnerWrapper, engine_over
+from tests.thinned import fast_only
+from tests.tiny import tiny_checkpoint
+
+#: forwards cost the same whatever their rows
+COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))))
+PACED = [Static(), Static(2), Sequential(), Direct(2), Speculative("auto")]
+#: modes whose next rows need the results
+UNPACED = [Dynamic(0.5), Remask(0.3), Speculative(2), Speculative(2, 3)]
+
+
+class Device(RunnerWrapper):
+    """A device that counts forwards that are begun and not read. `unread`: their number at each reading, this one's too."""
+
+    def __init__(self, runner: CheckpointRunner) -> None:
+        super().__init__(runner)
+        self.num_unread = 0
+        self.unread: list[int] = []
+
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        pending = self.runner.begin(network, rows)
+        self.num_unread += 1
+
+        def read() -> list[Prediction]:
+            self.unread.append(self.num_unread)
+            self.num_unread -= 1
+            return pending()
+
+        return replace(pending, results=read)
+
+
+def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, ...], str | None]]:
+    return {
+        name: (tuple(token for event in request_events for token in event.token_ids), request_events[-1].finish_reason)
+        for name, request_events in events.items()
+    }
+
+
+@pytest.mark.parametrize("seed", fast_only({1, 2, 3}.__contains__, range(12)))
+@pytest.mark.parametrize("costs", [COSTS, DEAR])
+def test_answers_and_their_steps_are_the_same_with_and_without(seed: int, costs: StepCosts) -> None:
+    checkpoint = tiny_checkpoint(seed)
+    requests = [replace(request, keep_steps=True) for request in random_requests(random.Random(seed), checkpoint, 13)]
+    events = {}
+    for ahead in (True, False):
+        limits = {"async_scheduling": ahead, "max_running": 7, "max_rows": 24, "max_prefill_tokens": 8}
+        engine, device = engine_over(Device, checkpoint, EngineDeps(costs=costs), **limits)
+        events[ahead] = events_of(engine, requests)
+        assert engine.state().num_running == engine.state().kv_pages_used == 0
+    assert answers(events[True]) == answers(events[False])
+    for request in requests:
+        if not isinstance(request.mode, Speculative) or request.mode.mrp_steps != "auto":  # whose drafts follow the load
+            assert events[True][request.request_id][-1].stats.forwards == events[False][request.request_id][-1].stats.forwards
+            steps = [[event.steps for event in events[ahead][request.request_id]] for ahead in (True, False)]
+            assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("mode", PACED)
+@pytest.mark.parametrize("running", [1, 6])
+def test_the_next_forward_has_begun_whenever_one_is_read(mode, running) -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=DEAR), async_scheduling=True)
+    for number in range(running):
+        engine.submit(request_of(str(number), [number + 1], mode, 40))
+    forwards = 0
+    while engine.has_work:
+        before = len(device.unread)
+        if any(event.finish_reason for event in engine.step()):
+            break
+        assert device.num_unread >= 1  # the next step's
+        forwards += len(device.unread) - before
+    assert forwards > 6
+    assert min(device.unread[:forwards]) >= 2
+
+
+@pytest.mark.parametrize("mode", UNPACED)
+def test_a_mode_that_needs_the_results_waits_for_them(mode) -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), async_scheduling=True)
+    for number in range(3):
+        engine.submit(request_of(str(number), [number + 1], mode, 24))
+    while engine.has_work:
+        engine.step()
+    assert set(device.unread) == {1}
+
+
+def test_few_requests_that_need_the_results_sit_out_every_second_step() -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), async_scheduling=True)
+    engine.submit(request_of("waits", [1], Dynamic(1.0), 16))
+    for number in range(4):
+        engine.submit(request_of(str(number), [number + 1], Static(), 64))
+    while engine.has_work:
+        if any(event.finish_reason for event in engine.step()):
+            break
+    assert min(device.unread) >= 2
+
+
+def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
+    checkpoint = tiny_checkpoint(2)
+    requests = [request_of(str(number), [number + 1], mode, 24) for number, mode in enumerate(PACED)]
+    alone, _ = engine_over(Device, checkpoint, async_scheduling=False, deps=EngineDeps(costs=DEAR))
+    expected = answers(events_of(alone, requests))
+    engine, device = engine_over(Device, checkpoint, async_scheduling=True, deps=EngineDeps(costs=DEAR))
+    for request in requests:
+        engine.submit(request)
+    events = engine.step()
+    assert device.num_unread
+    for number in (0, 3, 4):
+        engine.abort(str(number))
+    while engine.has_work:
+        events += engine.step()
+    for number in (1, 2):
+        request_events = [event for event in events if event.request_id == str(number)]
+        assert answers({str(number): request_events})[str(number)] == expected[str(number)]
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("seed", fast_only({1, 2}.__contains__, range(6)))
+def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(seed: int) -> None:
+    """Every reading is compared with a recomputation of its whole sequence."""
+    rng, checkpoint = random.Random(seed), tiny_checkpoint(seed)
+    limits = {"async_scheduling": True, "max_running": 5, "max_rows": 20, "max_prefill_tokens": 4, "kv_cache_tokens": 512}
+    engine, runner = checked(checkpoint, COSTS, **limits)
+    drawn = random_requests(rng, checkpoint, 8)
+    copies = [replace(request, request_id=f"{request.request_id}-{turn}") for turn in range(3) for request in drawn]
+    for request in copies:
+        engine.submit(request)
+    while engine.has_work:
+        engine.step()
+        if rng.random() < 0.1:
+            engine.abort(rng.choice(copies).request_id)
+    assert runner.compared > 100
+    assert engine.state().kv_pages_used == 0
+
+
+@given(st.data())
+def test_a_policy_keeps_its_pace(data) -> None:
+    """The numbers of masked positions that a policy's forwards read are those that its pace foretells."""
+    length = data.draw(st.integers(1, 16))
+    mode = data.draw(st.sampled_from([Static(1), Static(3), Sequential(1), Sequential(4), Direct(1), Direct(3)]))
+    head = data.draw(st.integers(0, length - 1))
+    canvas = Canvas(Block((7,) * head + (MASKED,) * (length - head)))
+    decoding, query, masked, since = mode.decode(canvas), None, length - head, 0
+    assert mode.pace is not None
+    query = next(decoding, None)
+    while masked:
+        refines = 0 < since <= mode.pace.mrp_steps
+        assert query is not None
+        assert isinstance(query, Evaluate) is not refines
+        state = query.states[0] if isinstance(query, Evaluate) else query.state
+        assert len(state.masked) == masked
+        confidences = data.draw(st.lists(st.floats(0, 1), min_size=masked, max_size=masked))
+        masked, since = max(0, masked - mode.pace.picks), since + 1 if since < mode.pace.mrp_steps + refines * 0 else 0
+        try:
+            query = decoding.send((Prediction(state.masked, (5,) * len(confidences), confidences),))
+        except StopIteration:
+            query = None
+    assert query is None
