@@ -246,8 +246,6 @@ class Engine:
             self._steps.popleft().finish(forwards)
         self._scheduler.publish()
         events += self._collect(list(self._scheduler.running))
-        if not self._scheduler.running:
-            self._steps.clear()  # nobody needs their results
         seconds = self._clock() - start
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
         lookups, state = self._scheduler.pop_lookups(), self.state()
@@ -319,6 +317,8 @@ class Engine:
                 stats.events = []
             if running.finish_reason is not None:
                 self._scheduler.remove(running)
+        if not self._scheduler.running:
+            self._steps.clear()  # nobody needs their results
         return events
 
 

@@ -127,6 +127,7 @@ class Scheduler:
         prompt_rows = self._prompt_rows if len(prompts) < len(live) else self._max_rows
         free = [running for running in live if not running.waits]
         if not free:
+            self._left_out = []
             return []
         order, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
         chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}

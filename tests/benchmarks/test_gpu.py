@@ -81,7 +81,7 @@ def test_speed_has_a_row_for_every_step_mode_and_comparison(tmp_path):
     assert status == 0
     steps = len(speed.BLOCK_SIZES) + len(QUANT_SCHEMES)
     assert [row["what"] for row in rows] == [
-        *("rates", *["step"] * steps, *["mode"] * (1 + len(MODES)), *["answers"] * 6, *["overlap"] * 4)
+        *("rates", *["step"] * steps, *["mode"] * (1 + len(MODES)), *["answers"] * 6, *["async scheduling"] * 4)
     ]
     autoregressive, static, *drafted = (row for row in rows if row["what"] == "mode")
     assert (autoregressive["block_size"], autoregressive["tokens_per_forward"]) == (1, 1)

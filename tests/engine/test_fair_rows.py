@@ -82,10 +82,6 @@ class TestScheduler:
     def test_nothing_is_left_out_where_rows_are_free(self) -> None:
         assert len(served(scheduler(FREE, ("heavy", 20), ("light", 1)))) == 21
 
-    def test_no_more_sequences_than_are_allowed(self) -> None:
-        target = scheduler(FAIR, ("heavy", 20), ("light", 1))
-        assert len(target.plan(max_requests=1)) == 1
-
 
 @pytest.mark.parametrize("costs", [FAIR, DEAR])
 def test_answers_are_the_same_beside_other_tenants(costs: StepCosts) -> None:

@@ -55,7 +55,7 @@ def test_every_mode_alone_and_all_in_one_batch(pair: TensorParallelExecutor, nam
     ("name", "limits"),
     [
         (EXPERTS_NAME, {"deterministic": True}),
-        (GOLDEN_NAMES[2], {"max_rows": 18, "prefix_cache": False, "overlap": "on"}),
+        (GOLDEN_NAMES[2], {"max_rows": 18, "prefix_cache": False, "async_scheduling": True}),
     ],
 )
 def test_the_tokens_do_not_depend_on_the_groups_of_rows(

@@ -39,7 +39,7 @@ def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
 #: other limits of an engine, and the checkpoints that the fast tests decode within them
 LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"deterministic": True}, (GOLDEN_NAMES[1],)),
-    ({"overlap": "off"}, (GOLDEN_NAMES[0],)),
+    ({"async_scheduling": False}, (GOLDEN_NAMES[0],)),
     ({"attention": "eager"}, (GOLDEN_NAMES[1],)),
     ({"cuda_graphs": False, "max_rows": 18}, (GOLDEN_NAMES[0],)),
     ({"kv_cache_tokens": 256, "max_running": 5}, (GOLDEN_NAMES[2],)),
@@ -136,6 +136,7 @@ def test_updated_weights_reach_captured_graphs(device, tmp_path):
     _, chosen = golden(GOLDEN_NAMES[0], 1)
     checkpoint = load_checkpoint(FIRST, LoadOptions(torch.float32, "cuda"))
     engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
+    engine.prepare()
     before = [done.token_ids for done in engine.generate(chosen)]
     captures = device.counts.captures
     new = load_update([folder], checkpoint.config, LoadOptions())

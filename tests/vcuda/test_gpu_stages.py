@@ -24,7 +24,7 @@ def test_speed_on_cuda(device, tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "MODES", speed.MODES[:1] + speed.MODES[4:5])
     for name, value in {"BLOCK_SIZES": (8,), "STEP_ROUNDS": 1, "QUANT_SCHEMES": (), "_FEWEST": 1}.items():
         monkeypatch.setattr(speed, name, value)
-    for name in ("_answers", "_overlaps"):  # more of the same; tests/benchmarks runs them
+    for name in ("_answers", "_async_scheduling"):  # more of the same; tests/benchmarks runs them
         monkeypatch.setattr(speed, name, lambda *_: None)
     for module in ("benchmarks.throughput", "benchmarks.gpu.speed"):
         monkeypatch.setattr(f"{module}.EngineConfig", partial(EngineConfig, max_rows=10))

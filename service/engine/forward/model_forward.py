@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from service.engine.forward.graphs import Capture, CudaCapture, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.row_states import StateRows, has_states
+from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
 from service.errors import SettingsError
 from service.model.attention import AUTO, AttentionBackend, PagedCache, TritonBackend, attention_backend
@@ -65,23 +66,36 @@ class ModelForward:
         self.num_pages, self.eager_forwards = num_pages, 0
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
-    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
-        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors."""
+    def plan(
+        self, network: Network, group: RowGroup, tables: PackedTables, *, keep_states: bool = False
+    ) -> PlannedForward:
+        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors.
+
+        `keep_states`: whether the device keeps the states of the rows, which may be after earlier ones.
+        """
         rows, width, call, graphs = group.members, group.width, self._networks[network], self.graphs
-        planned = None if graphs is None else graphs.plan(call, rows, width, self._inputs(rows), tables)
+        inputs = partial(self._inputs, keep_states=keep_states)
+        planned = None if graphs is None else graphs.plan(call, rows, width, inputs(rows), tables)
         if graphs is None or planned is None:
-            return self._eager(call, rows, width, tables)
+            return self._eager(call, rows, width, tables, inputs)
 
         def run() -> Tensor:
-            states = graphs.run(planned)
-            return self._eager(call, rows, width, PackedTables(self._device)).run() if states is None else states
+            hidden = graphs.run(planned)
+            return self._eager(call, rows, width, PackedTables(self._device), inputs).run() if hidden is None else hidden
 
         return PlannedForward(range(planned.num_rows), run, planned.states)
 
-    def _eager(self, call: NetworkCall, rows: Sequence[Row], width: int | None, tables: PackedTables) -> PlannedForward:
+    def _eager(
+        self,
+        call: NetworkCall,
+        rows: Sequence[Row],
+        width: int | None,
+        tables: PackedTables,
+        inputs_of: Callable[[Sequence[Row]], HostInputs],
+    ) -> PlannedForward:
         self.eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
-        inputs = self._inputs([rows[index] for index in attend.order])
+        inputs = inputs_of([rows[index] for index in attend.order])
         tokens, positions = tables.add(inputs.tokens), tables.add(inputs.positions)
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
         states = None if inputs.states_of is None else StateRows(inputs.states_of, tables)
@@ -111,9 +125,8 @@ class ModelForward:
         """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
         self._cache.restore()
 
-    def _inputs(self, rows: Sequence[Row]) -> HostInputs:
-        states_of = rows if self._device.type == "cuda" and has_states(rows) else None
-        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows), states_of)
+    def _inputs(self, rows: Sequence[Row], *, keep_states: bool) -> HostInputs:
+        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows), rows if keep_states else None)
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""

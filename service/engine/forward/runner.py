@@ -14,7 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from service.decode.block import Block
 from service.decode.policy import Prediction
+from service.decode.rules import TopConfidence
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
@@ -102,6 +104,8 @@ class CheckpointRunner:
             for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
                     self.begin("mrp", [row._replace(anchor=prediction.handle, rescore=(), logprobs=None)])()
+        if self.keeps_states:
+            self._warm_up_states()
         self.model.seal()
         if graphs is not None:
             _log.info(
@@ -135,16 +139,24 @@ class CheckpointRunner:
             if pending is not None:
                 pending()
 
+    def _warm_up_states(self) -> None:
+        """Starts the kernels of a row that is after another one."""
+        row = next(self._warm_up.samplings())[0]._replace(rule=TopConfidence())
+        [anchor] = self.begin("backbone", [row]).anchors
+        state = Block((0, *row.state.tokens[1:]))
+        self.begin("backbone", [row._replace(state=state, after=anchor)])()
+
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
         hidden, states = list[Tensor](), list[Tensor]()
         order: list[int] = []
-        groups = self._partition.rows(rows)
+        groups, keep_states = self._partition.rows(rows), has_states(rows)
+        on_device = keep_states and self.device.type == "cuda"
         for group in groups:
             tables = PackedTables(self.device)
-            forward = self.model.plan(network, group, tables)
+            forward = self.model.plan(network, group, tables, keep_states=on_device)
             indices = [group.indices[i] for i in forward.order if i < len(group.indices)]
             order += indices
             if group is groups[-1]:  # the sampler's tables go with the last forward's
@@ -154,7 +166,7 @@ class CheckpointRunner:
             hidden.append(forward.run()[: len(indices)])
             if forward.states is not None:
                 states.append(forward.states.states[: len(indices)])
-        if self.device.type == "cpu" and has_states(rows):
+        if keep_states and not on_device:
             states.append(torch.from_numpy(tokens_and_positions(ordered, self.config.mask_token_id)[0]))
         pending = sampling.begin(join(hidden), join(states) if states else None)
         return pending if in_order else pending.sorted_by(order)
