@@ -22,8 +22,8 @@ from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import ExecutionConfig, Network
-from service.engine.forward.rows import Row
 from service.engine.forward.pending import Pending, done
+from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
 from service.engine.request import SamplingParams
 from service.model import Checkpoint

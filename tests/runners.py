@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.model_forward import Network
-from service.engine.forward.rows import Row
 from service.engine.forward.pending import Pending, done
+from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model import Checkpoint
 

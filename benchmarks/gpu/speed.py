@@ -176,7 +176,9 @@ def _async_scheduling(rows: Rows, shape: str, options: LoadOptions, extent: Exte
     checkpoint = inflate(extent.model, GPU_SHAPES[shape], options)
     for ahead in (True, False):
         config = EngineConfig(async_scheduling=ahead)
-        for plans in _compared(checkpoint, sorted({min(extent.concurrency), max(extent.concurrency)}), extent, MODES[:2], config):
+        for plans in _compared(
+            checkpoint, sorted({min(extent.concurrency), max(extent.concurrency)}), extent, MODES[:2], config
+        ):
             for plan in plans:
                 rows.write("async scheduling", shape=shape, ahead=ahead, **_row(plan, plans[0]))
 

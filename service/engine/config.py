@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+
 from service.settings import defaults
 
 #: the minimum size of a vocabulary whose drafts are chosen from some of its tokens (dev/lab/performance-log.md)
@@ -36,6 +37,9 @@ class EngineConfig:
     def prefill_tokens(self, device: str) -> int:
         default = defaults.PREFILL_TOKENS_CPU if device == "cpu" else defaults.PREFILL_TOKENS_GPU
         return self.max_prefill_tokens or default
+
+    def goes_ahead(self, device: str) -> bool:
+        return device == "cuda" if self.async_scheduling is None else self.async_scheduling
 
     def candidates(self, vocab_size: int) -> int:
         if self.draft_candidates is not None:

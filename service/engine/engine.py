@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -95,13 +95,12 @@ class Engine:
         runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)
         self._runner, self._max_rows = runner, config.max_rows
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
-        measured = partial(measure, runner, config.max_rows, has_mrp, clock)
+        config = replace(config, async_scheduling=config.goes_ahead(checkpoint.device.type) and runner.keeps_states)
+        measured = partial(measure, runner, config.max_rows, has_mrp, clock, ahead=bool(config.async_scheduling))
         costs = deps.costs
         self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows, size)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
-        ahead = checkpoint.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
-        ahead = ahead and runner.keeps_states
-        self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows, ahead=ahead)
+        self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
         self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them

@@ -32,7 +32,7 @@ from service.errors import MrpServeError
 class Ahead(NamedTuple):
     """The next row that a request can name. `masked`: the number of its state's masked positions."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     masked: int
     after: Anchor | None  # the row that leads to its state; None: nothing of the block is revealed
     mrp_steps: int  # the forwards of MRP since the backbone's
@@ -315,7 +315,7 @@ class RunningRequest:
             return
         self._num_recorded = len(steps)
         new_steps = steps[first:]
-        self._drafts.record(evaluated, new_steps)
+        self._drafts.record(evaluated, new_steps, ahead=self._num_unread > 0)
         if self.request.report_steps and new_steps:
             self.stats.add_progress(self._num_blocks, first, new_steps)
 

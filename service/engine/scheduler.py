@@ -51,8 +51,6 @@ class Scheduler:
         config: EngineConfig,
         planner: DraftPlanner,
         prompt_rows: int,
-        *,
-        ahead: bool = False,
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue()
         self.running: list[RunningRequest] = []
@@ -62,7 +60,7 @@ class Scheduler:
         self._prompt_rows = max(1, prompt_rows)
         self._long_prefix = -(-_LONG_PREFIX // block_size)
         self._left_out: list[RunningRequest] = []
-        self._planner, self._ahead = planner, ahead
+        self._planner, self._ahead = planner, bool(config.async_scheduling)
 
     @property
     def goes_ahead(self) -> bool:
@@ -117,7 +115,8 @@ class Scheduler:
     def plan(self) -> StepRows:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
-        A request that gets no rows is the first one in the next forward. A tenant gets at least the rows of one request.
+        A request that gets no rows is the first one in the next forward. A tenant gets the rows of one request at
+        least.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
         prompts = {running: count for running in live if (count := running.num_prompt_rows)}

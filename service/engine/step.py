@@ -15,7 +15,7 @@ from service.decode.policy import Prediction
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.rows import Anchor, Row
+from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner, OomBackoff
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest

@@ -1,7 +1,7 @@
-"""Steps that begin before the last one's results are read: the device always has work, and every token stays the same."""
+"""Steps that begin before the last one's results are read: the device has work, and every token stays the same."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,11 +12,10 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.policy import Evaluate, Prediction
-from service.engine import BlockEvent, EngineDeps, SamplingParams
+from service.engine import BlockEvent, EngineDeps
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.row_states import known_rows
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from tests.engine.helpers import DEAR, checked, events_of, random_requests, request_of
@@ -32,7 +31,10 @@ UNPACED = [Dynamic(0.5), Remask(0.3), Speculative(2), Speculative(2, 3)]
 
 
 class Device(RunnerWrapper):
-    """A device that counts forwards that are begun and not read. `unread`: their number at each reading, this one's too."""
+    """A device that counts forwards that are begun and not read.
+
+    `unread`: their number at each reading, with the forward that is read.
+    """
 
     def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
@@ -66,13 +68,18 @@ def test_answers_and_their_steps_are_the_same_with_and_without(seed: int, costs:
     events = {}
     for ahead in (True, False):
         limits = {"async_scheduling": ahead, "max_running": 7, "max_rows": 24, "max_prefill_tokens": 8}
-        engine, device = engine_over(Device, checkpoint, EngineDeps(costs=costs), **limits)
+        engine, _ = engine_over(Device, checkpoint, EngineDeps(costs=costs), **limits)
         events[ahead] = events_of(engine, requests)
         assert engine.state().num_running == engine.state().kv_pages_used == 0
     assert answers(events[True]) == answers(events[False])
     for request in requests:
-        if not isinstance(request.mode, Speculative) or request.mode.mrp_steps != "auto":  # whose drafts follow the load
-            assert events[True][request.request_id][-1].stats.forwards == events[False][request.request_id][-1].stats.forwards
+        if (
+            not isinstance(request.mode, Speculative) or request.mode.mrp_steps != "auto"
+        ):  # whose drafts follow the load
+            assert (
+                events[True][request.request_id][-1].stats.forwards
+                == events[False][request.request_id][-1].stats.forwards
+            )
             steps = [[event.steps for event in events[ahead][request.request_id]] for ahead in (True, False)]
             assert steps[0] == steps[1]
 
@@ -139,7 +146,13 @@ def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
 def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(seed: int) -> None:
     """Every reading is compared with a recomputation of its whole sequence."""
     rng, checkpoint = random.Random(seed), tiny_checkpoint(seed)
-    limits = {"async_scheduling": True, "max_running": 5, "max_rows": 20, "max_prefill_tokens": 4, "kv_cache_tokens": 512}
+    limits = {
+        "async_scheduling": True,
+        "max_running": 5,
+        "max_rows": 20,
+        "max_prefill_tokens": 4,
+        "kv_cache_tokens": 512,
+    }
     engine, runner = checked(checkpoint, COSTS, **limits)
     drawn = random_requests(rng, checkpoint, 8)
     copies = [replace(request, request_id=f"{request.request_id}-{turn}") for turn in range(3) for request in drawn]

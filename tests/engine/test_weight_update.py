@@ -68,7 +68,9 @@ def test_nothing_of_requests_that_were_ended_is_left(
     checkpoint: Checkpoint, other: Path, new: Callable[[], None], ahead: bool
 ) -> None:
     engine = engine_of(checkpoint, replace(LIMITS, async_scheduling=ahead))
-    generations = [request_of(str(number), PROMPT, (Speculative(2), Static())[number % 2], tokens=32) for number in range(4)]
+    generations = [
+        request_of(str(number), PROMPT, (Speculative(2), Static())[number % 2], tokens=32) for number in range(4)
+    ]
     for request in generations:
         engine.submit(request)
     for _ in range(3):

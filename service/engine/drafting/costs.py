@@ -38,6 +38,8 @@ _DRAFTS, _TREES = 2, 5
 #: Forwards of more rows than the largest tree of one request are measured up to this many seconds. Arithmetic dominates
 #: the time of longer forwards, so the curve continues as a straight line.
 _LONGEST_S, _LARGEST_TREE = 0.06, 16
+#: the forwards that begin ahead, one after another, when their time is measured
+_AHEAD = 3
 #: seconds of a forward after which no larger one is measured
 _TOO_LONG_S = 20.0
 
@@ -114,6 +116,7 @@ class StepCosts:
 
     The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row. `draft`: the time in
     which a policy finds one state; `search`: that time right after a forward, whose layers have emptied the caches.
+    `turn`: the time that a forward begun ahead of the last one's results saves, by its rows; None: none begins ahead.
     """
 
     backbone: Curve
@@ -122,6 +125,7 @@ class StepCosts:
     search: float = 0.0
     page: float = 0.0
     prefix: int = 0
+    turn: Curve | None = None
 
     def reading(self, pages: float) -> float:
         """The additional time of a row that reads `pages` pages, compared with the rows of the curves."""
@@ -134,11 +138,17 @@ class StepCosts:
 
 
 def measure(
-    runner: ModelRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
+    runner: ModelRunner,
+    max_rows: int,
+    has_mrp: bool,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    ahead: bool = False,
 ) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`). Takes about a second.
 
-    The runner of an engine may be measured between steps, since the rows only read pages.
+    `ahead`: whether forwards may begin ahead of the last one's results. The runner of an engine may be measured between
+    steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = masked_row(runner.config, runner.model.num_pages, _PREFIX)._replace(drafts=has_mrp)
@@ -152,7 +162,8 @@ def measure(
         anchored = row._replace(anchor=prediction.handle)
         mrp = _fastest(lambda rows: _forward(runner, "mrp", apart(anchored, rows)), counts, clock)
         mrp = replace(mrp, sizes=backbone.sizes)
-    return StepCosts(backbone, mrp, draft, search, page, row.index)
+    turn = _turns(runner, row, backbone, clock) if ahead else None
+    return StepCosts(backbone, mrp, draft, search, page, row.index, turn)
 
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
@@ -160,6 +171,27 @@ def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable
         OomBackoff().begin(partial(runner.begin, network), rows)()
 
     return run
+
+
+def _turns(runner: ModelRunner, row: Row, backbone: Curve, clock: Callable[[], float]) -> Curve:
+    """The time that a forward saves that begins before the last one is read. `backbone`: that of forwards in turns."""
+
+    def several(rows: int) -> Callable[[], object]:
+        def run() -> None:
+            begin, members = partial(OomBackoff().begin, partial(runner.begin, "backbone")), apart(row, rows)
+            pending = begin(members)
+            for _ in range(_AHEAD):
+                following = begin(members)
+                pending()
+                pending = following
+            pending()
+
+        return run
+
+    counts = [rows for rows, _ in backbone.points[:-1]] or [backbone.points[0][0]]
+    times = _fastest(several, counts, clock)
+    saved = ((rows, backbone.at(rows) - (times.at(rows) - backbone.at(rows)) / _AHEAD) for rows in counts)
+    return Curve(tuple((rows, max(0.0, seconds)) for rows, seconds in saved))
 
 
 def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:

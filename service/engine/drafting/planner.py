@@ -45,6 +45,7 @@ class DraftPlanner:
         self._costs: StepCosts | None = None
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
+        self._ahead = 0.0  # and the share of requests whose next forward begins ahead
         self.work, self._steps = StepWork(), 0
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
@@ -91,10 +92,14 @@ class DraftPlanner:
     def resume(self, work: StepWork) -> None:
         self.work = work
 
-    def record(self, rows: int, tokens: int, pages: int = 0) -> None:
-        """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state."""
+    def record(self, rows: int, tokens: int, pages: int = 0, *, ahead: bool = False) -> None:
+        """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state.
+
+        `ahead`: whether its next forward has begun.
+        """
         step = self.work
         step.requests += bool(rows)
+        step.ahead += bool(rows) and ahead
         step.rows += rows
         step.tokens += tokens
         step.pages += rows * pages
@@ -106,6 +111,7 @@ class DraftPlanner:
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
+        self._ahead += _FRESH * (step.ahead / step.requests - self._ahead)
         if self._costs and self._costs.mrp:
             spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
             self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
@@ -143,7 +149,12 @@ class DraftPlanner:
     def forward_time(self, num_running: int) -> float:
         costs, rows = self.costs(), num_running * self._rows
         reading = rows * costs.reading(self._pages)
-        return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
+        return (costs.backbone.at(rows) - self._ahead * self._turn(num_running) + reading) * (1 + self._mrp)
+
+    def _turn(self, num_running: int) -> float:
+        """The time that plain forwards of the running requests save when they begin ahead."""
+        turn = self.costs().turn
+        return max(0.0, min(turn.at(num_running), turn.points[-1][1])) if turn else 0.0
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
         """The current budget of a request, by the reliability of its kind of drafts and the pages of each state."""
@@ -165,7 +176,9 @@ class DraftPlanner:
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
 
     def search(self, tenant: str) -> float:
-        return self.costs().search * self._slope_and_rate(tenant)[1]
+        """The price, in tokens, of one request's search, whose forward cannot begin ahead."""
+        count = self.work.num_running
+        return (self.costs().search + self._turn(count) / count) * self._slope_and_rate(tenant)[1]
 
     def refinement(self, tenant: str) -> float:
         """The price, in tokens, of one request's part of an MRP forward, which about `REFINED_SHARE` of all share."""
@@ -227,11 +240,12 @@ class RequestDrafts:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
         return list(gains)
 
-    def record(self, rows: int, steps: Sequence[Step]) -> None:
+    def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
+        """Counts a reading of `rows` states and its steps. `ahead`: whether the next forward has begun."""
         tokens = 0
         for step in steps:
             tokens += len(step.revealed) - len(step.remasked)
-        self._planner.record(rows, tokens, self.pages)
+        self._planner.record(rows, tokens, self.pages, ahead=ahead)
 
 
 class PlannedDrafts(RequestDrafts):
@@ -263,8 +277,8 @@ class PlannedDrafts(RequestDrafts):
         price = self._planner.reading(self.pages, self._tenant)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 
-    def record(self, rows: int, steps: Sequence[Step]) -> None:
-        super().record(rows, steps)
+    def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
+        super().record(rows, steps, ahead=ahead)
         if rows and self._last_search:
             gained = sum([actual for step in steps for _, actual in step.gains])
             spent = (rows - 1) * self._planner.row(self.pages, self._tenant)
@@ -292,6 +306,7 @@ class StepWork:
     rows: int = 0
     tokens: int = 0
     pages: int = 0
+    ahead: int = 0
 
     def num_running_beside(self, tenant: str) -> int:
         return self.tenants.get(tenant, self.num_running)

@@ -22,6 +22,9 @@ from service.model.transfer import PackedTables
 #: candidates and numbers of hidden states that a program multiplies at once
 _TILE, _STEP = 8, 512
 
+#: hidden states `[R * L, H]`, states `[R, L]` or None -> the table `[M, 4]` of some positions, as of `SampleLogits`
+SamplePart = Callable[[Tensor, Tensor | None], Tensor]
+
 #: keeps the candidates of positions with these logits `[M, V]`, whose logsumexp is known or None
 Fill = Callable[[Tensor, Tensor | None], None]
 
@@ -88,12 +91,11 @@ class DraftVocabulary:
 
         return fill
 
-    def plan_sample(
-        self, batch: SamplingBatch, tables: PackedTables, head: Tensor, *, kernels: bool
-    ) -> Callable[[Tensor], Tensor]:
+    def plan_sample(self, batch: SamplingBatch, tables: PackedTables, head: Tensor, *, kernels: bool) -> SamplePart:
         """Plans the choice of tokens from present candidates. `head`: `[V, H]`; `kernels`: whether by Triton.
 
-        -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`.
+        -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`. The host knows all states
+        of rows with candidates, so the function needs none.
         """
         slots = self.slots[batch.row, batch.position]
         if slots.min() < 0:
@@ -104,7 +106,7 @@ class DraftVocabulary:
         if not kernels or filtered or batch.metadata.masks:
             positions, indices = tables.add(batch.flat), tables.add(slots)
 
-        def by_operations(flat: Tensor) -> Tensor:
+        def by_operations(flat: Tensor, _: Tensor | None = None) -> Tensor:
             tokens = earlier.tokens[indices.tensor]
             if kernels:
                 logits = _candidate_logits(flat, head, earlier, params.tensor)
@@ -113,7 +115,7 @@ class DraftVocabulary:
             apply_grammar_masks(logits, batch, tokens)
             return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[indices.tensor]))
 
-        def by_kernels(flat: Tensor) -> Tensor:
+        def by_kernels(flat: Tensor, _: Tensor | None = None) -> Tensor:
             from service.engine.forward import candidate_kernels
 
             logits = _candidate_logits(flat, head, earlier, params.tensor)

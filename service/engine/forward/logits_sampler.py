@@ -13,7 +13,7 @@ torch's operations there, too: they need the logits in order.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -243,7 +243,7 @@ def _plan_draw(
     if is_random:
         apply_filters = _plan_filters(batch, tables)
         noisy = tables.add(random)
-        sent_keys = tables.add(noise_keys(batch.select(random))) if keys is None else None
+        words = tables.add(noise_keys(batch.select(random))) if keys is None else _Known(keys)
 
     def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
         scores = scaled.clone() if is_random else scaled
@@ -253,11 +253,16 @@ def _plan_draw(
             apply_filters(scores)
             rows, width = noisy.tensor, scores.shape[-1]
             tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
-            words = keys if sent_keys is None else sent_keys.tensor
-            scores.index_add_(0, rows, gumbel(words, tokens))
+            scores.index_add_(0, rows, gumbel(words.tensor, tokens))
         return scores.argmax(-1)
 
     return draw
+
+
+class _Known(NamedTuple):
+    """A table that the device already has, as a `SentTable`."""
+
+    tensor: Tensor
 
 
 def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:

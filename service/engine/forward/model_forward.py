@@ -81,7 +81,9 @@ class ModelForward:
 
         def run() -> Tensor:
             hidden = graphs.run(planned)
-            return self._eager(call, rows, width, PackedTables(self._device), inputs).run() if hidden is None else hidden
+            return (
+                self._eager(call, rows, width, PackedTables(self._device), inputs).run() if hidden is None else hidden
+            )
 
         return PlannedForward(range(planned.num_rows), run, planned.states)
 

@@ -1,4 +1,4 @@
-"""The states of rows that are known on the device first: a forward reveals its picks there, and the next one reads them.
+"""The states of rows that the device knows first: a forward reveals its picks there, and the next one reads them.
 
 So a forward begins before the host has read the forward before it. A `Row` with `after` reads the state that an earlier
 row led to. A row with a `rule` reveals its picks. On a CPU, where a forward is over once it has begun, the rules reveal
@@ -31,7 +31,9 @@ def known_rows(rows: Sequence[Row], mask_token_id: int) -> Sequence[Row]:
     """The rows with their states, once the forwards before them are over."""
     if all(row.after is None for row in rows):
         return rows
-    return [row if row.after is None else row._replace(state=_state_after(row, mask_token_id), after=None) for row in rows]
+    return [
+        row if row.after is None else row._replace(state=_state_after(row, mask_token_id), after=None) for row in rows
+    ]
 
 
 def _state_after(row: Row, mask_token_id: int) -> Block:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from service.decode.block import Pick, PositionLogprobs, new_tuple
 from service.decode.policy import Prediction
-from service.engine.forward.draft_vocabulary import DraftVocabulary
+from service.engine.forward.draft_vocabulary import DraftVocabulary, SamplePart
 from service.engine.forward.logit_adjustments import adjust_logits
 from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division
 from service.engine.forward.partition import BatchPartition, join
@@ -31,15 +31,12 @@ from service.engine.request import LogprobsRequest
 from service.model.backbone import Backbone
 from service.model.transfer import PackedTables, to_host_async
 
-#: hidden states `[R * L, H]`, states `[R, L]` or None -> the table `[M, 4]` of some positions, as of `SampleLogits`
-_SamplePart = Callable[[Tensor, Tensor | None], Tensor]
-
 
 class _Part(NamedTuple):
     """The planned sampling of positions. `indices`: their indices in the batch. `sample` may add padding."""
 
     indices: Integers
-    sample: _SamplePart
+    sample: SamplePart
 
 
 class Sampler:
@@ -63,8 +60,7 @@ class Sampler:
         if drafts is not None and short is not None:
             head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
             for at, of in self._groups(batch, np.flatnonzero(short)):
-                sample = drafts.plan_sample(of, tables, head, kernels=kernels)
-                parts.append(_Part(at, lambda flat, _, sample=sample: sample(flat)))
+                parts.append(_Part(at, drafts.plan_sample(of, tables, head, kernels=kernels)))
         planned = PlannedSampling(batch, parts, drafts, collector)
         if self._logits_sampler.keeps_logits and parts and has_states(rows):
             planned.reveal = plan_reveal(rows, batch, planned.indices, self._mask, tables)
@@ -80,7 +76,7 @@ class Sampler:
 
     def _full(
         self, batch: SamplingBatch, tables: PackedTables, drafts: DraftVocabulary | None, collector: LogprobsCollector
-    ) -> _SamplePart:
+    ) -> SamplePart:
         positions = tables.add(batch.flat.astype(np.int32))
         sample, collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
@@ -123,7 +119,10 @@ class PlannedSampling:
         return np.concatenate([part.indices for part in self._parts])
 
     def begin(self, hidden: Tensor, states: Tensor | None = None) -> Pending[Prediction]:
-        """Does not wait for the device. hidden `[R, L, H]`. `states` `[R, L]`: to be revealed in, where rows have rules."""
+        """Begins without waiting for the device. hidden `[R, L, H]`.
+
+        `states` `[R, L]`: in these the picks of rows with rules are revealed; None if no row has one.
+        """
         flat = hidden.flatten(0, 1)
         values = [part.sample(flat, states)[: len(part.indices)] for part in self._parts]
         tables = [join(parts) for parts in (values, self._collector.parts) if parts]

@@ -99,7 +99,8 @@ class SamplingMetadata:
     def masked_before(self) -> Integers:
         """The number of masked positions before each position of a row, `[R, L]`."""
         masked = np.array([row.state.tokens for row in self.rows], np.int64) == MASKED
-        return masked.cumsum(1) - masked
+        before: Integers = masked.cumsum(1) - masked
+        return before
 
     @cached_property
     def entropy(self) -> bool:

@@ -23,8 +23,8 @@ from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting import costs
 from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.forward.model_forward import Network
-from service.engine.forward.rows import Row
 from service.engine.forward.pending import Pending, done
+from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint, LoadOptions, load_checkpoint

@@ -10,8 +10,8 @@ from service.decode.modes import Speculative
 from service.decode.policy import Prediction
 from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, measure
 from service.engine.forward.model_forward import Network
-from service.engine.forward.rows import Row
 from service.engine.forward.pending import Pending, done
+from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from tests.engine.helpers import checked, request_of
 from tests.tiny import tiny_checkpoint

@@ -11,8 +11,8 @@ from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine
-from service.engine.forward.rows import Row
 from service.engine.forward.pending import done
+from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, OomBackoff
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint

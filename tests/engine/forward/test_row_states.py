@@ -31,11 +31,18 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
     """Rows as an engine names them, and the same rows with their states."""
     length = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 32, 64]))
     tokens = st.sampled_from([MASKED, MASKED, 4, 2**31 - 1])
-    states = [Block(tuple(draw(st.lists(tokens, min_size=length, max_size=length)))) for _ in range(draw(st.integers(1, 4)))]
-    outputs = [ForwardOutput(torch.empty(0), states=_tensor(states)), ForwardOutput(torch.empty(0), states=_tensor(states[::-1]))]
+    states = [
+        Block(tuple(draw(st.lists(tokens, min_size=length, max_size=length)))) for _ in range(draw(st.integers(1, 4)))
+    ]
+    outputs = [
+        ForwardOutput(torch.empty(0), states=_tensor(states)),
+        ForwardOutput(torch.empty(0), states=_tensor(states[::-1])),
+    ]
     named, known = list[Row](), list[Row]()
     for number, state in enumerate(states):
-        rule: Rule | None = draw(st.sampled_from([None, TopConfidence(1), TopConfidence(3), LeftToRight(2), LeftToRight(64)]))
+        rule: Rule | None = draw(
+            st.sampled_from([None, TopConfidence(1), TopConfidence(3), LeftToRight(2), LeftToRight(64)])
+        )
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
         row = Row(state, draw(st.integers(0, 2**20)), (), writes_kv=False, sampling=sampling, rule=rule)
         known.append(row)
@@ -47,7 +54,9 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
 
 
 def _tensor(states: list[Block]) -> torch.Tensor:
-    return torch.tensor([[MASK if token == MASKED else token for token in state.tokens] for state in states], dtype=torch.int32)
+    return torch.tensor(
+        [[MASK if token == MASKED else token for token in state.tokens] for state in states], dtype=torch.int32
+    )
 
 
 @settings(max_examples=40, phases=NO_SHRINKING)
@@ -60,7 +69,10 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
             row.after.output.states.data = row.after.output.states.to(device)
     assert [row.state for row in known_rows(named, MASK)] == [row.state for row in known]
 
-    tables, batch, expected = PackedTables(torch.device(device)), *(SamplingBatch.from_rows(rows, length) for rows in (named, known))
+    tables, batch, expected = (
+        PackedTables(torch.device(device)),
+        *(SamplingBatch.from_rows(rows, length) for rows in (named, known)),
+    )
     states = StateRows(named, tables)
     tokens = tables.add(tokens_and_positions(named, MASK)[0])
     flat, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
