@@ -210,7 +210,8 @@ def compare_at_loads(
     """
     limits = base or EngineConfig()
     runner = CheckpointRunner(checkpoint, limits.max_rows)
-    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, forward_clock(checkpoint.device))
+    ahead, clock = limits.goes_ahead(checkpoint.device.type) and runner.keeps_states, forward_clock(checkpoint.device)
+    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock, ahead=ahead)
     del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:

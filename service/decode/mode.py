@@ -13,10 +13,10 @@ from service.decode.rules import LeftToRight, Rule
 class Pace(NamedTuple):
     """The forwards of a block: one of the backbone, then `mrp_steps` of MRP, and again until the block is complete.
 
-    Each reveals `picks` tokens, or all if fewer are left.
+    Each reveals `picks` tokens, or all if fewer are left. None: at least one, as its prediction decides.
     """
 
-    picks: int
+    picks: int | None
     mrp_steps: int = 0
 
 
@@ -32,7 +32,7 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
     @property
     def pace(self) -> Pace | None:
-        """The forwards of a block, where no prediction decides them. None elsewhere.
+        """The forwards of a block, where its rule alone chooses the picks of each. None elsewhere.
 
         A mode that drafts has a pace as long as it drafts nothing.
         """
@@ -63,9 +63,8 @@ class RuleMode(DecodingMode, frozen=True):
     """A mode that consists of a rule only. `speculative` gives the same output in fewer forwards."""
 
     @property
-    def pace(self) -> Pace | None:
-        picks = self.rule.num_picks
-        return None if picks is None else Pace(picks)
+    def pace(self) -> Pace:
+        return Pace(self.rule.num_picks)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Every forward reveals the picks that the rule chooses."""

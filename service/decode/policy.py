@@ -57,6 +57,12 @@ class Prediction(NamedTuple):
         sure = [index for index, confidence in enumerate(self.confidences) if confidence > threshold]
         return self.picked(sure) if sure else self.most_confident()
 
+    def of_positions(self, masked: Sequence[int]) -> Prediction:
+        """The same values at these masked positions, ascending. Further values are dropped."""
+        count, (_, tokens, confidences, rescored, handle, *columns) = len(masked), self
+        cut = [column[:count] for column in (tokens, confidences)], [column[:count] for column in columns]
+        return new_tuple(Prediction, (masked, *cut[0], rescored, handle, *cut[1]))
+
     def restricted_to(self, block: Block) -> Prediction:
         """The prediction restricted to the masked positions of `block`, a later state of the same block."""
         state, (positions, tokens, confidences, rescored, handle, *columns) = block.tokens, self

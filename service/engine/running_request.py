@@ -30,12 +30,13 @@ from service.errors import MrpServeError
 
 
 class Ahead(NamedTuple):
-    """The next row that a request can name. `masked`: the number of its state's masked positions."""
+    """The next row that a request can name. `masked`: the number of its state's masked positions, at most."""
 
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     masked: int
     after: Anchor | None  # the row that leads to its state; None: nothing of the block is revealed
-    mrp_steps: int  # the forwards of MRP since the backbone's
+    mrp_steps: int = 0  # the forwards of MRP since the backbone's
+    uncertain: bool = False  # whether the state may be complete. Then the next block's first row follows at once.
 
 
 class RunningRequest:
@@ -78,6 +79,7 @@ class RunningRequest:
         self._num_unread = 0
         self._pace: Pace | None = None  # None: it does not go ahead
         self._ahead: Ahead | None = None
+        self._uncertain: tuple[list[Row], Sequence[Anchor | None]] | None = None  # the last ones that have begun
         self._has_failed = False  # whether a row had no memory, so that its request fails when the forward is read
         for index in range(lease.num_shared, len(blocks)):
             self._store(Block(blocks[index]), index)
@@ -100,6 +102,11 @@ class RunningRequest:
         self._continue(next(self._decoding, None))
 
     @property
+    def _index(self) -> int:
+        """The index of the block that is decoded."""
+        return self._prompt_blocks + self._num_blocks
+
+    @property
     def num_prompt_rows(self) -> int:
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
@@ -120,13 +127,16 @@ class RunningRequest:
     @property
     def num_rows(self) -> int:
         if self._num_unread:
-            return len(self._unwritten) + (not self.waits)
+            return len(self._unwritten) + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
         return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
 
     @property
     def waits(self) -> bool:
         """Whether its next rows depend on predictions that are not read."""
-        return self._num_unread > 0 and (self._ahead is None or self._drafts.drafts_next())
+        ahead = self._ahead
+        return self._num_unread > 0 and (
+            ahead is None or self._drafts.drafts_next() or (ahead.uncertain and not self._drafts.rows_are_free())
+        )
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
@@ -141,8 +151,8 @@ class RunningRequest:
             return rows
         query = self._query
         if self._num_unread:
-            if self._ahead is not None and len(rows) < budget:
-                rows.append(self._row_ahead(self._ahead))
+            if self._ahead is not None and len(rows) + 1 + self._ahead.uncertain <= budget:
+                rows += self._rows_ahead(self._ahead)
         elif isinstance(query, Evaluate) and len(rows) + len(query.states) <= budget:
             rows += self._rows(query)
         return rows
@@ -164,7 +174,7 @@ class RunningRequest:
         if ahead:
             if self._ahead is None or self.waits:
                 return []
-            return [*self._for_mrp, *([self._row_ahead(self._ahead)] if self._refines(self._ahead) else ())]
+            return [*self._for_mrp, *(self._rows_ahead(self._ahead) if self._refines(self._ahead) else ())]
         if self._num_unread:
             return []
         if isinstance(self._query, Refine):
@@ -176,7 +186,7 @@ class RunningRequest:
         is_mrp, stored = rows[0].anchor is not None, 0
         self._has_failed |= None in anchors
         for row, anchor in zip(rows, anchors, strict=True):
-            if not row.writes_kv:
+            if not row.writes_kv or row.sampling is not None:
                 break
             stored += 1
             if not is_mrp:
@@ -190,25 +200,56 @@ class RunningRequest:
             self._share_stored()
         if stored < len(rows):
             self._num_unread += 1
-            self._ahead = self._after(rows[-1], anchors[-1]) if rows[-1].rule is not None else None
+            evaluated = rows[stored:]
+            if evaluated[0].writes_kv:
+                self._ahead, self._uncertain = None, (evaluated, anchors[stored:])
+                self._next_stored = evaluated[0].index + 1
+            elif len(evaluated) == 1 and evaluated[0].rule is not None:
+                self._ahead = self._after(evaluated[0], anchors[stored], evaluated[0].state.tokens.count(MASKED))
+            else:
+                self._ahead = None
 
-    def _after(self, row: Row, anchor: Anchor | None) -> Ahead | None:
-        """The row after one that has begun."""
+    def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
+        """The row after one that has begun. `masked`: the masked positions of its state."""
         if self._pace is None or self._has_failed:
             return None
-        if masked := max(0, row.state.tokens.count(MASKED) - self._pace.picks):
+        if masked > (self._pace.picks or 1):
             mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
-            return Ahead(row.index, masked, anchor, mrp_steps)
+            uncertain = self._pace.picks is None
+            return Ahead(row.index, masked - (self._pace.picks or 1), anchor, mrp_steps, uncertain)
         if row.index + 1 == len(self.lease.pages):
             return None
         state = _state(self._block_size, 0)
         self._unwritten.append(Row(state, row.index, self.lease.pages, writes_kv=True, after=anchor))
         self._next_stored = row.index + 1
-        return Ahead(row.index + 1, self._block_size, None, 0)
+        return Ahead(row.index + 1, self._block_size, None)
+
+    def _settle_uncertain(self) -> None:
+        """The last rows that have begun: now it is known whether the first of them had a complete state."""
+        if self._uncertain is None or self.finish_reason is not None:
+            return
+        (row, *following), anchors = self._uncertain
+        self._uncertain = None
+        if self._index == row.index:
+            self._next_stored = row.index
+            self._ahead = self._after(row, anchors[0], len(self._canvas.block.masked))
+            return
+        if self._drafts.uses_mrp:
+            state = _state(self._block_size, 0)
+            self._for_mrp.append(row._replace(state=state, sampling=None, rule=None, anchor=anchors[0]))
+        elif not self._has_failed:
+            self._num_stored += 1
+            self._share_stored()
+        self._ahead = self._after(following[0], anchors[1], self._block_size) if following else None
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         stored = sum([row.writes_kv for row in rows]) if rows[0].writes_kv else 0  # they come first
+        is_uncertain = stored > 0 and rows[stored - 1].sampling is not None
+        if is_uncertain and self._index == rows[stored - 1].index:  # its state is not complete
+            stored -= 1
+            rows, predictions = rows[: stored + 1], predictions[: stored + 1]
         evaluated = len(rows) - stored
+        self._num_unread -= is_uncertain or evaluated > 0
         kinds: tuple[ForwardKind, ...] = ()
         if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
             kinds = ("prefill",)
@@ -219,10 +260,10 @@ class RunningRequest:
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
-            self._num_unread -= 1
             if rows[stored].after is not None:
-                predictions[stored] = predictions[stored]._replace(positions=self._canvas.block.masked)
+                predictions[stored] = predictions[stored].of_positions(self._canvas.block.masked)
             self._send(tuple(predictions[stored:]))
+        self._settle_uncertain()
         return kinds
 
     def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
@@ -232,7 +273,7 @@ class RunningRequest:
             self._drafts.refinements += 1
             prediction = predictions[-1]
             if rows[-1].after is not None:
-                prediction = prediction._replace(positions=self._canvas.block.masked)
+                prediction = prediction.of_positions(self._canvas.block.masked)
             self._send((prediction,))
         return ("mrp",)
 
@@ -258,7 +299,7 @@ class RunningRequest:
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
-        self._drafts.pages = self._prompt_blocks + self._num_blocks
+        self._drafts.pages = self._index
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._budget, ends=self._settled
         )
@@ -291,7 +332,7 @@ class RunningRequest:
             if self.finish_reason is not None:
                 return
             block = self._canvas.block
-            self._store(block, self._prompt_blocks + self._num_blocks - 1)
+            self._store(block, self._index - 1)
             if self._matcher is not None:
                 self._matcher.advance(block.tokens[self._head :])
             if self._adjuster is not None:
@@ -353,7 +394,7 @@ class RunningRequest:
         self.stats.add_event(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
 
     def _rows(self, query: Evaluate) -> list[Row]:
-        index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
+        index, pages, masks = self._index, self.lease.pages, self._masks
         request = self.request
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy = request.sampling, self._needs_entropy
@@ -372,25 +413,28 @@ class RunningRequest:
     def _refines(self, ahead: Ahead) -> bool:
         return ahead.after is not None and self._pace is not None and ahead.mrp_steps < self._pace.mrp_steps
 
-    def _row_ahead(self, ahead: Ahead) -> Row:
-        index, masked, after, _ = ahead
-        return Row(
-            _state(self._block_size, masked),
-            index,
+    def _rows_ahead(self, ahead: Ahead) -> list[Row]:
+        row = Row(
+            _state(self._block_size, ahead.masked),
+            ahead.index,
             self.lease.pages,
-            writes_kv=False,
+            writes_kv=ahead.uncertain,
             sampling=self.request.sampling,
-            anchor=after if self._refines(ahead) else None,
+            anchor=ahead.after if self._refines(ahead) else None,
             entropy=self._needs_entropy,
-            after=after,
+            after=ahead.after,
             rule=self.request.mode.rule,
         )
+        if not ahead.uncertain or ahead.index + 1 == len(self.lease.pages):
+            return [row]
+        state = _state(self._block_size, self._block_size)
+        return [row, row._replace(state=state, index=ahead.index + 1, writes_kv=False, after=None)]
 
     def _refined(self, query: Refine) -> Row:
         state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster
         return Row(
             state,
-            self._prompt_blocks + self._num_blocks,
+            self._index,
             self.lease.pages,
             writes_kv=False,
             sampling=self.request.sampling,

@@ -40,6 +40,11 @@ class PagedAttend:
         """The pages to write; None if no row is written."""
         raise NotImplementedError
 
+    @property
+    def final_rows(self) -> tuple[Tensor, Tensor]:
+        """The tables that say which rows are final, and the page that each writes, int32 `[R]`. They may be changed."""
+        raise NotImplementedError
+
     def read(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `Attend`, after keys and values were written."""
         raise NotImplementedError

@@ -25,7 +25,7 @@ def run(monkeypatch):
 def priced(monkeypatch):
     """The costs of forwards are known, where an engine or a benchmark would measure them."""
     for user in ("service.engine.engine", "benchmarks.throughput"):
-        monkeypatch.setattr(f"{user}.measure", lambda *_: FAIR)
+        monkeypatch.setattr(f"{user}.measure", lambda *_, **__: FAIR)
 
 
 @pytest.fixture

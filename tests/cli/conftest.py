@@ -13,4 +13,4 @@ def run(run_program):
 @pytest.fixture
 def priced(monkeypatch):
     """The costs of forwards are known, where an engine would measure them."""
-    monkeypatch.setattr("service.engine.engine.measure", lambda *_: FAIR)
+    monkeypatch.setattr("service.engine.engine.measure", lambda *_, **__: FAIR)

@@ -10,7 +10,10 @@ from math import log
 
 import torch
 
+from service.decode.policy import Prediction
+from service.decode.rules import entropy_bounded
 from service.engine.forward.logits_sampler import _FIRST, _SECOND, _STEP, gumbel
+from service.engine.forward.row_states import CONFIDENCE, ENTROPY
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
 
@@ -115,17 +118,19 @@ def choose_candidate(grid, logits, candidates, other_weights, param_table, out, 
     out[:, 2], out[:, 3] = torch.special.entr(read.softmax(-1)).sum(-1), 0
 
 
-def place_states(grid, tokens, states, earlier, sources, **_):
+def place_states(grid, tokens, states, earlier, sources, final, targets, mask_token, **_):
     states.copy_(tokens.flatten()[: states.numel()].view_as(states))
-    there = sources >= 0
+    there = (sources >= 0).nonzero()[:, 0]
     states[there] = earlier[sources[there].long()]
     tokens.view(-1, states.shape[1])[: len(states)] = states
+    incomplete = there[(states[there] == mask_token).any(1)]
+    final[incomplete], targets[incomplete] = 0, -1
 
 
 def locate_positions(grid, states, table, flat, param_table, mask_token, *, L, **_):
     for index, (row, number, low, high, start) in enumerate(table.tolist()):
-        if number >= 0:
-            masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
+        masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
+        if 0 <= number < len(masked):
             flat[index] = row * L + masked[number]
             seed = (high << 32) | (low & 0xFFFFFFFF)
             word = 0
@@ -142,12 +147,24 @@ def _mixed(word):
 
 
 def reveal_picks(grid, states, values, order, table, mask_token, **_):
-    for state, (first, count, leftmost) in zip(states, table.tolist(), strict=True):
+    numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].contiguous().view(torch.float64)[:, 0]
+    for state, (first, by, count, *_), threshold, bound in zip(states, table.tolist(), *numbers, strict=True):
         masked = (state == mask_token).nonzero()[:, 0]
-        chosen = values[order[first : first + len(masked)].long()]
-        ranks = torch.arange(len(masked)) if leftmost else chosen[:, 1].sort(descending=True, stable=True).indices
-        picks = ranks[:count]
-        state[masked[picks]] = chosen[picks, 0].contiguous().view(torch.int32)
+        if not count or not len(masked):
+            continue
+        tokens, confidences, entropies, _ = values[order[first : first + len(masked)].long()].unbind(1)
+        prediction = Prediction(range(len(masked)), tokens.tolist(), confidences.tolist(), entropies=entropies.tolist())
+        if by == CONFIDENCE:
+            picks = prediction.most_confident(count)
+        else:
+            indices = entropies.sort(stable=True).indices.tolist() if by == ENTROPY else range(len(masked))
+            bounded = bound < torch.inf
+            picks = (
+                entropy_bounded(prediction, indices, bound, count) if bounded else prediction.picked(indices[:count])
+            )
+        chosen = {pick.position for pick in picks} | set((confidences > threshold).nonzero()[:, 0].tolist())
+        for index in chosen:
+            state[masked[index]] = tokens[index].view(torch.int32)
 
 
 def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):

@@ -151,6 +151,15 @@ class DraftPlanner:
         reading = rows * costs.reading(self._pages)
         return (costs.backbone.at(rows) - self._ahead * self._turn(num_running) + reading) * (1 + self._mrp)
 
+    def rows_are_free(self) -> bool:
+        """Whether a forward ahead of results takes less time with a second row for each request than one in turns.
+
+        In turns a request also has a second row when it stores a block.
+        """
+        count, backbone = self.work.num_running, self.costs().backbone
+        blocks = min(1.0, self._tokens / self._block_size)
+        return backbone.filled(2 * count) - self._turn(count) < backbone.filled(round(count * (1 + blocks)))
+
     def _turn(self, num_running: int) -> float:
         """The time that plain forwards of the running requests save when they begin ahead."""
         turn = self.costs().turn
@@ -167,10 +176,10 @@ class DraftPlanner:
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float, tenant: str) -> DraftBudget:
         num_running = self.work.num_running
         max_states = self._max_states(num_running)
-        if price >= 1:
-            return DraftBudget(price, max_states, mrp_steps)
         if self._steps % _TRIAL and not reliability.searches.are_worth(num_running, self.search(tenant)):
             return DraftBudget()
+        if price >= 1:
+            return DraftBudget(price, max_states, mrp_steps)
         price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
         refine = self.refinement(tenant) if mrp_steps else 0.0
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
@@ -235,6 +244,10 @@ class RequestDrafts:
     def drafts_next(self) -> bool:
         """Whether the next forward may read drafts."""
         return False
+
+    def rows_are_free(self) -> bool:
+        """Whether one more row for each request costs less than forwards save that begin ahead."""
+        return self._planner.rows_are_free()
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""

@@ -26,6 +26,7 @@ from service.engine.memory_plan import GRAPH_ROWS
 from service.model.attention import RowKv, TritonBackend
 from service.model.attention.tile_schedule import ScheduleShape
 from service.model.device import is_out_of_memory
+from service.model.layer_ops import PagedAttend
 from service.model.layers import Attend
 from service.model.transfer import PackedTables, SentTable
 
@@ -68,6 +69,7 @@ class HostInputs(NamedTuple):
     positions: NDArray[np.int64]
     anchors: Sequence[Anchor] | None = None
     states_of: Sequence[Row] | None = None  # the rows, if the device keeps their states
+    mask_token_id: int = 0
 
 
 class CudaCapture:
@@ -179,7 +181,7 @@ class Graphs:
         attention = tables.add(self._attention.packed(schedule, key[1]))
         graph_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables)
+        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, inputs.mask_token_id)
         return GraphForward(key, (tokens, positions, attention), len(rows), anchors, states, tables, graph_bytes)
 
     def run(self, forward: GraphForward) -> Tensor | None:
@@ -234,14 +236,14 @@ def _padded(table: NDArray[_Number], size: int) -> NDArray[_Number]:
 class _Graph:
     """One captured forward, and the tensors it reads. `inputs`, but for the anchors, are views of `buffer`."""
 
-    def __init__(self, network: NetworkCall, attend: Attend, buffer: Tensor, inputs: Inputs) -> None:
+    def __init__(self, network: NetworkCall, attend: PagedAttend, buffer: Tensor, inputs: Inputs) -> None:
         self._network, self._attend, self._buffer, self._inputs = network, attend, buffer, inputs
 
     def load(self, forward: GraphForward) -> None:
         """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
         forward.tables.send(self._buffer, forward.graph_bytes)
         if forward.states is not None:
-            forward.states.place(self._inputs.tokens)
+            forward.states.place(self._inputs.tokens, self._attend)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 

@@ -21,6 +21,7 @@ from service.errors import SettingsError
 from service.model.attention import AUTO, AttentionBackend, PagedCache, TritonBackend, attention_backend
 from service.model.checkpoint import Checkpoint
 from service.model.experts import waits_for_experts
+from service.model.layer_ops import PagedAttend
 from service.model.layers import Attend
 from service.model.transfer import PackedTables
 
@@ -100,12 +101,14 @@ class ModelForward:
         inputs = inputs_of([rows[index] for index in attend.order])
         tokens, positions = tables.add(inputs.tokens), tables.add(inputs.positions)
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables)
+        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, self._mask)
 
         def run() -> Tensor:
             tables.send()
             if states is not None:
-                states.place(tokens.tensor)
+                if not isinstance(attend, PagedAttend):
+                    raise AssertionError("only the attention that reads pages where they lie keeps states")
+                states.place(tokens.tensor, attend)
             return call(Inputs(tokens.tensor, positions.tensor, None if anchors is None else anchors.hidden()), attend)
 
         return PlannedForward(attend.order, run, states)
@@ -128,7 +131,8 @@ class ModelForward:
         self._cache.restore()
 
     def _inputs(self, rows: Sequence[Row], *, keep_states: bool) -> HostInputs:
-        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows), rows if keep_states else None)
+        tables = tokens_and_positions(rows, self._mask)
+        return HostInputs(*tables, anchors_of(rows), rows if keep_states else None, self._mask)
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""

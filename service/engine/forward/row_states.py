@@ -8,6 +8,7 @@ the picks; on CUDA kernels do (`state_kernels.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,15 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
-from service.decode.rules import LeftToRight, Rule, TopConfidence
+from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from service.engine.forward.partition import join
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
+from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
+
+#: the order of a row's picks: by confidence, descending; from left to right; by entropy, ascending
+CONFIDENCE, LEFT, ENTROPY = 0, 1, 2
 
 
 def has_states(rows: Sequence[Row]) -> bool:
@@ -31,16 +36,15 @@ def known_rows(rows: Sequence[Row], mask_token_id: int) -> Sequence[Row]:
     """The rows with their states, once the forwards before them are over."""
     if all(row.after is None for row in rows):
         return rows
-    return [
-        row if row.after is None else row._replace(state=_state_after(row, mask_token_id), after=None) for row in rows
-    ]
+    return [row if row.after is None else _known(row, mask_token_id) for row in rows]
 
 
-def _state_after(row: Row, mask_token_id: int) -> Block:
+def _known(row: Row, mask_token_id: int) -> Row:
     if row.after is None or row.after.output.states is None:
         raise AssertionError("a row is to read the state after a row that revealed nothing")
     tokens = row.after.output.states[row.after.row].tolist()
-    return Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
+    state = Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
+    return row._replace(state=state, after=None, writes_kv=row.writes_kv and state.complete)
 
 
 class StateRows:
@@ -48,7 +52,8 @@ class StateRows:
 
     states: Tensor
 
-    def __init__(self, rows: Sequence[Row], tables: PackedTables) -> None:
+    def __init__(self, rows: Sequence[Row], tables: PackedTables, mask_token_id: int) -> None:
+        self._mask = mask_token_id
         self._parts, starts, size = list[Tensor](), dict[int, int](), 0
         sources = np.full(len(rows), -1, np.int32)
         for index, row in enumerate(rows):
@@ -63,14 +68,17 @@ class StateRows:
             sources[index] = starts[id(output)] + earlier
         self._sources = tables.add(sources)
 
-    def place(self, tokens: Tensor) -> None:
-        """Places the states that only the device knows in the tokens of a forward, `[R, L]` or longer."""
+    def place(self, tokens: Tensor, pages: PagedAttend) -> None:
+        """Places the states that only the device knows in the tokens of a forward, `[R, L]` or longer.
+
+        Of rows whose states turn out not to be complete, `pages` writes none.
+        """
         from service.engine.forward import state_kernels
 
         self.states = tokens.new_empty(len(self._sources.host), tokens.shape[1])
         earlier = self.states if not self._parts else join(self._parts)
         state_kernels.place_states[len(self.states),](
-            tokens, self.states, earlier, self._sources.tensor, **_sizes(self.states)
+            tokens, self.states, earlier, self._sources.tensor, *pages.final_rows, self._mask, **_sizes(self.states)
         )
 
 
@@ -111,9 +119,9 @@ def plan_reveal(
     order = np.empty(len(batch), np.int32)
     order[indices] = np.arange(len(batch))
     counts = np.bincount(batch.row[batch.chosen], minlength=len(rows))
-    table = np.empty((len(rows), 3), np.int32)
+    table = np.empty((len(rows), 6), np.int32)
     table[:, 0] = counts.cumsum() - counts
-    table[:, 1:] = [_picks(row.rule) for row in rows]
+    table[:, 1:] = np.stack([_picks(row.rule) for row in rows])
     sent_order, sent = tables.add(order), tables.add(table)
 
     def reveal(states: Tensor, values: Tensor) -> None:
@@ -129,16 +137,32 @@ def plan_reveal(
 def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
     """Reveals the picks of each row's rule in the states `[R, L]`, in place."""
     for state, row, prediction in zip(states, rows, predictions, strict=True):
-        if row.rule is not None:
+        if row.rule is not None and prediction.positions:
             for position, token, *_ in row.rule(prediction):
                 state[position] = token
 
 
-def _picks(rule: Rule | None) -> tuple[int, bool]:
-    """The number of picks of a rule, and whether they are the leftmost ones."""
-    if isinstance(rule, TopConfidence | LeftToRight):
-        return rule.count, isinstance(rule, LeftToRight)
-    return 0, False
+@lru_cache
+def _picks(rule: Rule | None) -> NDArray[np.int32]:
+    """The picks of a rule, as `reveal_picks` reads them, `[5]`. None reveals nothing."""
+    by, count, threshold, bound = CONFIDENCE, 1, np.float32(np.inf), np.inf
+    match rule:
+        case None:
+            count = 0
+        case TopConfidence():
+            count = rule.count
+        case ConfidenceAbove():
+            threshold = np.float32(rule.threshold)
+            if float(threshold) > rule.threshold:  # a confidence is above one of them if it is above the other
+                threshold = np.nextafter(threshold, np.float32(-np.inf))
+        case LeftToRight():
+            by, count, bound = LEFT, rule.count, rule.bound or np.inf
+        case LowestEntropy():
+            by, bound = ENTROPY, rule.bound
+        case _:
+            raise AssertionError(f"the device does not know the rule {rule}")
+    words = np.array([threshold]).view(np.int32), np.array([bound]).view(np.int32)
+    return np.concatenate([np.array([by, count], np.int32), *words])
 
 
 def _sizes(states: Tensor) -> dict[str, int]:

@@ -85,8 +85,8 @@ class CheckpointRunner:
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
-        has_kernels = logits_sampler.keeps_logits or self.device.type == "cpu"
-        self.keeps_states = has_kernels and checkpoint.shard.size == 1
+        has_kernels = logits_sampler.keeps_logits and attention == "triton"
+        self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)

@@ -6,6 +6,11 @@ R rows of L tokens. A state is int32 `[L]`: the tokens of a block, the mask toke
 import triton
 import triton.language as tl
 
+from service.engine.forward.row_states import ENTROPY, LEFT
+
+_LEFT, _ENTROPY = tl.constexpr(LEFT), tl.constexpr(ENTROPY)
+_INFINITY = tl.constexpr(float("inf"))
+
 
 @triton.jit
 def place_states(
@@ -13,10 +18,13 @@ def place_states(
     states,  # [R, L] int32: all states
     earlier,  # [E, L] int32: the states after earlier forwards
     sources,  # [R] int32: the row's index in `earlier`, -1 if the host knows its state
+    final,  # [R] int32: 1 for a row that is final if its state is complete
+    targets,  # [R] int32: the page that such a row writes, -1 for none
+    MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """Grid: rows."""
+    """A row whose state is not complete is not final and writes no page. Grid: rows."""
     row = tl.program_id(0)
     lane = tl.arange(0, PAD)
     inside = lane < L
@@ -25,6 +33,9 @@ def place_states(
     if source >= 0:
         state = tl.load(earlier + source * L + lane, mask=inside, other=0)
         tl.store(tokens + row * L + lane, state, mask=inside)
+        if tl.sum((inside & (state == MASK_TOKEN)).to(tl.int32), 0) > 0:
+            tl.store(final + row, 0)
+            tl.store(targets + row, -1)
     tl.store(states + row * L + lane, state, mask=inside)
 
 
@@ -74,26 +85,54 @@ def reveal_picks(
     states,  # [R, L] int32: the picks are revealed here
     values,  # [M, 4] float32: as of `sampling_kernels.sample`
     order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 3] int32: the row's first index in `order`, the number of picks, whether they are the leftmost ones
+    table,  # [R, 6] int32: the row's first index in `order`, the order of its picks (`_CONFIDENCE`, …), their number,
+    #         the bits of the threshold in float32 (infinity: none), two words of the bound in float64 (infinity: none)
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """Reveals the picks of `TopConfidence` or `LeftToRight`. Ties go to the lowest position. Grid: rows."""
+    """Reveals the picks of a rule (`decode/rules.py`): the first ones in an order. Grid: rows.
+
+    `count` picks at least; more of them up to the threshold, or within the bound (`entropy_bounded`). Ties go to the
+    lowest position.
+    """
     row = tl.program_id(0)
-    count = tl.load(table + row * 3 + 1)
+    count = tl.load(table + row * 6 + 2)
     if count > 0:
         lane = tl.arange(0, PAD)
         state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
         masked = state == MASK_TOKEN
         number = tl.cumsum(masked.to(tl.int32), 0) - 1
-        value = values + 4 * tl.load(order + tl.load(table + row * 3) + number, mask=masked, other=0).to(tl.int64)
+        value = values + 4 * tl.load(order + tl.load(table + row * 6) + number, mask=masked, other=0).to(tl.int64)
         token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
         confidence = tl.load(value + 1, mask=masked, other=-1.0)
-        higher = (confidence[None, :] > confidence[:, None]) | (
-            (confidence[None, :] == confidence[:, None]) & (lane[None, :] < lane[:, None])
+        entropy = tl.load(value + 2, mask=masked, other=0.0)
+        by = tl.load(table + row * 6 + 1)
+        score = confidence
+        if by == _LEFT:
+            score = -lane.to(tl.float32)
+        if by == _ENTROPY:
+            score = -entropy
+        higher = (score[None, :] > score[:, None]) | (
+            (score[None, :] == score[:, None]) & (lane[None, :] < lane[:, None])
         )
         rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
-        if tl.load(table + row * 3 + 2) > 0:
-            rank = number
-        tl.store(states + row * L + lane, token, mask=masked & (rank < count))
+        threshold = tl.load(table + row * 6 + 3).to(tl.float32, bitcast=True)
+        one = tl.arange(0, 1)
+        low = tl.load(table + row * 6 + 4 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(table + row * 6 + 5 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
+        bound = (low | (high << 32)).to(tl.float64, bitcast=True)
+        if tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
+            largest = tl.full([1], 0.0, tl.float64)
+            total = tl.full([1], 0.0, tl.float64)
+            within = tl.full([1], 1, tl.int32)
+            least = count
+            for place in range(L):
+                this = tl.sum(tl.where(masked & (rank == place), entropy, 0.0), 0).to(tl.float64) + tl.zeros(
+                    [1], tl.float64
+                )
+                total += tl.minimum(this, largest)
+                largest = tl.maximum(this, largest)
+                within = within & ((total <= bound) | (place < least)).to(tl.int32)
+                count = tl.maximum(count, tl.sum(within, 0) * (place + 1))
+        tl.store(states + row * L + lane, token, mask=masked & ((rank < count) | (confidence > threshold)))

@@ -153,6 +153,10 @@ class TritonForward(PagedAttend):
             "WIDE": interpreted and dtype == torch.bfloat16, "num_warps": warps, "num_stages": 2,
         }  # fmt: skip
 
+    @property
+    def final_rows(self) -> tuple[Tensor, Tensor]:
+        return self._tables.final, self._tables.targets
+
     def kv_targets(self, layer: int) -> KvTargets | None:
         if not self._writes:
             return None

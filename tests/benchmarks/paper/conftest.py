@@ -12,7 +12,7 @@ from tests.engine.helpers import FAIR
 @pytest.fixture
 def paper(monkeypatch):
     """paper(*words) -> exit status. The costs of forwards are known, not measured."""
-    monkeypatch.setattr("service.engine.engine.measure", lambda *_: FAIR)
+    monkeypatch.setattr("service.engine.engine.measure", lambda *_, **__: FAIR)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["paper", *map(str, words)])

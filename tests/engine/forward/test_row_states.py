@@ -8,15 +8,20 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
-from service.decode.rules import LeftToRight, Rule, TopConfidence
+from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, TopConfidence
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
 from service.engine.forward.row_states import StateRows, known_rows, plan_locate, plan_reveal
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
+from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables
 
 MASK = 3
+#: numbers beside thresholds and bounds of the rules
+EDGES = np.array(
+    [n for x in (0.1, 0.3, 0.5, 0.9, 1.0) for n in (np.nextafter(np.float32(x), np.float32(0)), np.float32(x))]
+)
 #: Triton's interpreter is slow
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
@@ -26,40 +31,54 @@ def device(triton_device: str) -> str:
     return triton_device
 
 
+rules = st.one_of(
+    st.builds(TopConfidence, st.sampled_from([1, 3, 64])),
+    st.builds(ConfidenceAbove, st.sampled_from([0.1, 0.3, 0.5, 0.9, 1.0])),
+    st.builds(LeftToRight, st.sampled_from([1, 2, 64]), st.sampled_from([0.0, 0.0, 0.1, 0.7, 5.0])),
+    st.builds(LowestEntropy, st.sampled_from([0.0, 0.1, 0.7, 5.0])),
+)
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
-    """Rows as an engine names them, and the same rows with their states."""
+    """Rows as an engine names them, and the same rows with their states. Some are supposed to have more masks."""
     length = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 32, 64]))
     tokens = st.sampled_from([MASKED, MASKED, 4, 2**31 - 1])
-    states = [
-        Block(tuple(draw(st.lists(tokens, min_size=length, max_size=length)))) for _ in range(draw(st.integers(1, 4)))
-    ]
-    outputs = [
-        ForwardOutput(torch.empty(0), states=_tensor(states)),
-        ForwardOutput(torch.empty(0), states=_tensor(states[::-1])),
-    ]
+    blocks = st.one_of(st.lists(tokens, min_size=length, max_size=length), st.just([4] * length))
+    states = [Block(tuple(draw(blocks))) for _ in range(draw(st.integers(1, 4)))]
+    outputs = [ForwardOutput(torch.empty(0), states=_tensor(some)) for some in (states, states[::-1])]
     named, known = list[Row](), list[Row]()
     for number, state in enumerate(states):
-        rule: Rule | None = draw(
-            st.sampled_from([None, TopConfidence(1), TopConfidence(3), LeftToRight(2), LeftToRight(64)])
-        )
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
-        row = Row(state, draw(st.integers(0, 2**20)), (), writes_kv=False, sampling=sampling, rule=rule)
+        index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), rules))
+        row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule)
         known.append(row)
-        masked = len(state.masked)
-        unknown = Block((0,) * (length - masked) + (MASKED,) * masked)
         after = draw(st.sampled_from([None, Anchor(outputs[0], number), Anchor(outputs[1], len(states) - 1 - number)]))
-        named.append(row if after is None else row._replace(state=unknown, after=after))
+        if after is not None:
+            masked = draw(st.integers(len(state.masked), length))
+            supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
+            row = row._replace(state=supposed, after=after, writes_kv=True)
+        named.append(row)
     return named, known
 
 
 def _tensor(states: list[Block]) -> torch.Tensor:
-    return torch.tensor(
-        [[MASK if token == MASKED else token for token in state.tokens] for state in states], dtype=torch.int32
-    )
+    tokens = [[MASK if token == MASKED else token for token in state.tokens] for state in states]
+    return torch.tensor(tokens, dtype=torch.int32)
 
 
-@settings(max_examples=40, phases=NO_SHRINKING)
+class Pages(PagedAttend):
+    """The tables of a forward in which all rows are final."""
+
+    def __init__(self, rows: int, device: str) -> None:
+        self.tables = torch.ones(rows, dtype=torch.int32, device=device), torch.arange(rows, device=device).int()
+
+    @property
+    def final_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tables
+
+
+@settings(max_examples=60, phases=NO_SHRINKING)
 @given(worlds(), st.integers(0, 2**31), st.booleans())
 def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, seed: int, shuffled: bool) -> None:
     named, known = world
@@ -67,40 +86,48 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     for row in named:
         if row.after is not None:
             row.after.output.states.data = row.after.output.states.to(device)
-    assert [row.state for row in known_rows(named, MASK)] == [row.state for row in known]
+    assert known_rows(named, MASK) == known
 
-    tables, batch, expected = (
-        PackedTables(torch.device(device)),
-        *(SamplingBatch.from_rows(rows, length) for rows in (named, known)),
-    )
-    states = StateRows(named, tables)
+    tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length)
+    states, pages = StateRows(named, tables, MASK), Pages(len(named), device)
     tokens = tables.add(tokens_and_positions(named, MASK)[0])
     flat, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
     locate = plan_locate(batch, flat, params, MASK, tables)
     indices = rng.permutation(len(batch)) if shuffled else np.arange(len(batch))
     reveal = plan_reveal(named, batch, indices, MASK, tables)
     tables.send()
-    states.place(tokens.tensor)
+    states.place(tokens.tensor, pages)
     wanted = _tensor([row.state for row in known])
     assert torch.equal(tokens.tensor.cpu(), wanted)
     assert torch.equal(states.states.cpu(), wanted)
+    final = [then.state.complete or row.after is None for row, then in zip(named, known, strict=True)]
+    assert pages.tables[0].tolist() == final
+    assert pages.tables[1].tolist() == [page if stays else -1 for page, stays in enumerate(final)]
+
     if locate is not None:
         locate(states.states)
-    assert flat.tensor.tolist() == expected.flat.tolist()
-    assert (params.tensor[:, 2:4].cpu().numpy().astype(np.uint32) == noise_keys(expected)).all()
+    expected = SamplingBatch.from_rows(known, length)
+    there = np.concatenate([np.flatnonzero(batch.row == i)[: len(row.state.masked)] for i, row in enumerate(known)])
+    assert flat.tensor.cpu().numpy()[there].tolist() == expected.flat.tolist()
+    assert (params.tensor[:, 2:4].cpu().numpy().astype(np.uint32)[there] == noise_keys(expected)).all()
 
-    confidences = rng.choice(np.float32([0.1, 0.5, 0.5000001, 1.0]), len(batch))
+    few = rng.integers(0, 2) == 1  # ties
+    confidences, entropies = (
+        rng.choice(EDGES, len(batch)) if few else rng.random(len(batch), np.float32) for _ in "ab"
+    )
     chosen = rng.integers(4, 2**31 - 1, len(batch))
     values = torch.zeros(len(batch), 4)
     values[:, 0] = torch.from_numpy(chosen[indices]).int().view(torch.float32)
-    values[:, 1] = torch.from_numpy(confidences[indices])
+    values[:, 1], values[:, 2] = torch.from_numpy(confidences[indices]), torch.from_numpy(entropies[indices])
     if len(batch):
         reveal(states.states, values.to(device))
-    after = list[Block]()
-    for index, row in enumerate(known):
-        at = expected.row == index
-        prediction = Prediction(row.state.masked, chosen[at].tolist(), confidences[at].tolist())
-        after.append(row.state.reveal(row.rule(prediction)) if row.rule is not None and row.state.masked else row.state)
+    after, end = list[Block](), 0
+    for row in known:
+        start, end = end, end + len(row.state.masked)
+        at = there[start:end]
+        columns = chosen[at].tolist(), confidences[at].tolist()
+        prediction = Prediction(row.state.masked, *columns, entropies=entropies[at].tolist())
+        after.append(row.state.reveal(row.rule(prediction)) if row.rule is not None and len(at) else row.state)
     assert torch.equal(states.states.cpu(), _tensor(after))
 
 
