@@ -123,9 +123,9 @@ class _TimedRunner:
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         began = self._clock()
-        predictions = self._runner.begin(network, rows)()
+        pending = done(self._runner.begin(network, rows)())
         self.seconds += self._clock() - began
-        return done(predictions)
+        return pending
 
 
 def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, mode: DecodingMode | None = None) -> float:

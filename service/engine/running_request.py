@@ -102,6 +102,10 @@ class RunningRequest:
         self._continue(next(self._decoding, None))
 
     @property
+    def uses_mrp(self) -> bool:
+        return self._drafts.uses_mrp
+
+    @property
     def _index(self) -> int:
         """The index of the block that is decoded."""
         return self._prompt_blocks + self._num_blocks
@@ -144,11 +148,13 @@ class RunningRequest:
         Blocks to store come first. The evaluation follows if all of it fits. The caller must call
         `receive_predictions`.
         """
-        if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
-            return list(islice(self._unwritten, min(budget, prompt_budget)))
-        rows = list(islice(self._unwritten, budget)) if self._unwritten else []
-        if len(rows) < len(self._unwritten):
-            return rows
+        rows = list[Row]()
+        if self._unwritten:
+            if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
+                return list(islice(self._unwritten, min(budget, prompt_budget)))
+            rows += islice(self._unwritten, budget)
+            if len(rows) < len(self._unwritten):
+                return rows
         query = self._query
         if self._num_unread:
             if self._ahead is not None and len(rows) + 1 + self._ahead.uncertain <= budget:
@@ -183,6 +189,9 @@ class RunningRequest:
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
+        if self._pace is None and rows[0].anchor is None and not rows[0].writes_kv:  # the usual case in turns
+            self._num_unread += 1
+            return
         is_mrp, stored = rows[0].anchor is not None, 0
         self._has_failed |= None in anchors
         for row, anchor in zip(rows, anchors, strict=True):
@@ -224,12 +233,12 @@ class RunningRequest:
         self._next_stored = row.index + 1
         return Ahead(row.index + 1, self._block_size, None)
 
-    def _settle_uncertain(self) -> None:
+    def _settle_uncertain(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """The last rows that have begun: now it is known whether the first of them had a complete state."""
-        if self._uncertain is None or self.finish_reason is not None:
-            return
-        (row, *following), anchors = self._uncertain
         self._uncertain = None
+        if self.finish_reason is not None:
+            return
+        row, *following = rows
         if self._index == row.index:
             self._next_stored = row.index
             self._ahead = self._after(row, anchors[0], len(self._canvas.block.masked))
@@ -243,13 +252,16 @@ class RunningRequest:
         self._ahead = self._after(following[0], anchors[1], self._block_size) if following else None
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        stored = sum([row.writes_kv for row in rows]) if rows[0].writes_kv else 0  # they come first
+        if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
+            self.stats.count(("denoise",))
+            self._receive_evaluation(rows[0], predictions)
+            return ("denoise",)
+        stored = sum([row.writes_kv for row in rows])  # they come first
         is_uncertain = stored > 0 and rows[stored - 1].sampling is not None
         if is_uncertain and self._index == rows[stored - 1].index:  # its state is not complete
             stored -= 1
             rows, predictions = rows[: stored + 1], predictions[: stored + 1]
         evaluated = len(rows) - stored
-        self._num_unread -= is_uncertain or evaluated > 0
         kinds: tuple[ForwardKind, ...] = ()
         if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
             kinds = ("prefill",)
@@ -260,11 +272,19 @@ class RunningRequest:
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
-            if rows[stored].after is not None:
-                predictions[stored] = predictions[stored].of_positions(self._canvas.block.masked)
-            self._send(tuple(predictions[stored:]))
-        self._settle_uncertain()
+            self._receive_evaluation(rows[stored], predictions[stored:])
+        elif is_uncertain:
+            self._num_unread -= 1
         return kinds
+
+    def _receive_evaluation(self, row: Row, predictions: list[Prediction]) -> None:
+        """`row`: the first of the evaluated rows."""
+        self._num_unread -= 1
+        if row.after is not None:
+            predictions = [predictions[0].of_positions(self._canvas.block.masked)]
+        self._send(tuple(predictions))
+        if self._uncertain is not None:
+            self._settle_uncertain(*self._uncertain)
 
     def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         self.stats.count(("mrp",))

@@ -6,7 +6,7 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -51,10 +51,10 @@ class RunningStep:
 
     def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
         self._executor, self._planner = executor, planner
-        self.requests = [running for running, _ in plan]
+        self._with_mrp = [running for running, _ in plan if running.uses_mrp]
         self._work, self._mrp_rows = planner.work, list[int]()
         self._forwards = [self._begin("backbone", plan)]
-        while plan := _refinements(self.requests, ahead=True):
+        while plan := self._refinements(ahead=True):
             self._forwards.append(self._begin("mrp", plan))
 
     def finish(self, counts: Counter[ForwardKind]) -> None:
@@ -65,7 +65,7 @@ class RunningStep:
         self._planner.resume(self._work)
         for forward in self._forwards:
             self._read(forward, counts)
-        while plan := _refinements(self.requests, ahead=False):
+        while plan := self._refinements(ahead=False):
             self._read(self._begin("mrp", plan), counts)
         self._planner.end(self._mrp_rows)
 
@@ -79,6 +79,9 @@ class RunningStep:
             running.begin(rows, pending.anchors[start:end])
         return _Forward(network, plan, pending)
 
+    def _refinements(self, *, ahead: bool) -> StepRows:
+        return [(running, rows) for running in self._with_mrp if (rows := running.next_refinement(ahead=ahead))]
+
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
         kinds = list[tuple[ForwardKind, ...]]()
         for running, rows, predictions in _served(forward.plan, forward.pending()):
@@ -90,10 +93,6 @@ class RunningStep:
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(chain.from_iterable(kinds))
-
-
-def _refinements(requests: Sequence[RunningRequest], *, ahead: bool) -> StepRows:
-    return [(running, rows) for running in requests if (rows := running.next_refinement(ahead=ahead))]
 
 
 def _served(
