@@ -43,9 +43,6 @@ from service.model.device import is_out_of_memory, use_device
 
 _log = logging.getLogger(__name__)
 
-#: the most steps under way
-_MAX_STEPS = 2
-
 
 class Ranks(Protocol):
     """The other processes of a tensor-parallel engine, each with a part of the checkpoint (`service/parallel`)."""
@@ -110,7 +107,8 @@ class Engine:
         self._prepared = False
         self.progress: list[BlockProgress] = []  # the steps of the last `step`, for requests with `report_steps`
         self._executor = ForwardExecutor(runner)
-        self._steps: deque[RunningStep] = deque()  # those under way, the oldest first
+        #: the steps under way, the oldest first, and the most of them
+        self._steps, self._max_steps = deque[RunningStep](), 2 if config.async_scheduling else 1
         self._profiler = StepProfiler(config.torch_profiler_dir) if config.torch_profiler_dir else None
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
@@ -255,10 +253,7 @@ class Engine:
     def _begin_steps(self) -> int:
         """Begins the next step, and one ahead of its results. -> the number of rows."""
         num_rows = 0
-        while not self._steps or (len(self._steps) < _MAX_STEPS and self._scheduler.goes_ahead):
-            plan = self._scheduler.plan()
-            if not plan:
-                break
+        while len(self._steps) < self._max_steps and (plan := self._scheduler.plan(ahead=bool(self._steps))):
             self._steps.append(RunningStep(plan, self._executor, self._planner))
             self._scheduler.publish()
             num_rows += sum(len(rows) for _, rows in plan)

@@ -192,8 +192,22 @@ class RunningRequest:
         if self._pace is None and rows[0].anchor is None and not rows[0].writes_kv:  # the usual case in turns
             self._num_unread += 1
             return
-        is_mrp, stored = rows[0].anchor is not None, 0
         self._has_failed |= None in anchors
+        stored = self._begin_stored(rows, anchors)
+        if stored == len(rows):
+            return
+        self._num_unread += 1
+        row, anchor = rows[stored], anchors[stored]
+        self._ahead = None
+        if row.writes_kv:
+            self._uncertain = rows[stored:], anchors[stored:]
+            self._next_stored = row.index + 1
+        elif row.rule is not None:
+            self._ahead = self._after(row, anchor, row.state.tokens.count(MASKED))
+
+    def _begin_stored(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> int:
+        """Notes the blocks that a forward stores, whose rows come first. Returns their number."""
+        is_mrp, stored = rows[0].anchor is not None, 0
         for row, anchor in zip(rows, anchors, strict=True):
             if not row.writes_kv or row.sampling is not None:
                 break
@@ -207,16 +221,7 @@ class RunningRequest:
         if not self._has_failed and (is_mrp or not self._drafts.uses_mrp):
             self._num_stored += stored
             self._share_stored()
-        if stored < len(rows):
-            self._num_unread += 1
-            evaluated = rows[stored:]
-            if evaluated[0].writes_kv:
-                self._ahead, self._uncertain = None, (evaluated, anchors[stored:])
-                self._next_stored = evaluated[0].index + 1
-            elif len(evaluated) == 1 and evaluated[0].rule is not None:
-                self._ahead = self._after(evaluated[0], anchors[stored], evaluated[0].state.tokens.count(MASKED))
-            else:
-                self._ahead = None
+        return stored
 
     def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
         """The row after one that has begun. `masked`: the masked positions of its state."""
@@ -419,7 +424,8 @@ class RunningRequest:
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy = request.sampling, self._needs_entropy
         drafts, adjuster = self._draft_vocabulary, self._adjuster
-        rule = request.mode.rule if self._pace is not None and len(query.states) == 1 else None
+        ahead = self._pace is not None and len(query.states) == 1 and not self._drafts.drafts_next()
+        rule = request.mode.rule if ahead else None
         # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
             new_tuple(Row, (

@@ -62,17 +62,6 @@ class Scheduler:
         self._left_out: list[RunningRequest] = []
         self._planner, self._ahead = planner, bool(config.async_scheduling)
 
-    @property
-    def goes_ahead(self) -> bool:
-        """Whether a step is to begin before the last one's results are read.
-
-        Requests that need the results sit this step out. If they are many, the device's time is better spent on all.
-        """
-        if not self._ahead:
-            return False
-        live = [running for running in self.running if running.finish_reason is None]
-        return sum(not running.waits for running in live) >= _MIN_AHEAD * len(live) > 0
-
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         size, prompt = self._block_size, request.prompt_token_ids
         if isinstance(request.mode, ScoreMode):
@@ -112,19 +101,23 @@ class Scheduler:
         lookups, self._lookups = self._lookups, (0, 0)
         return lookups
 
-    def plan(self) -> StepRows:
+    def plan(self, *, ahead: bool = False) -> StepRows:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
         A request that gets no rows is the first one in the next forward. A tenant gets the rows of one request at
-        least.
+        least. `ahead`: whether the last forward's results are not read yet. Requests that need them sit this one out.
+        If they are many, all wait for the results, since the device's time is better spent on all.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
+        free = [running for running in live if not running.waits]
+        if ahead and len(free) < _MIN_AHEAD * len(live):
+            return []
         prompts = {running: count for running in live if (count := running.num_prompt_rows)}
         if prompts and self._pages.shares:
             followers = self._share_prompts(prompts)
             live = [running for running in live if running not in followers]
+            free = [running for running in free if running not in followers]
         prompt_rows = self._prompt_rows if len(prompts) < len(live) else self._max_rows
-        free = [running for running in live if not running.waits]
         if not free:
             self._left_out = []
             return []
