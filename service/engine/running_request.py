@@ -197,13 +197,13 @@ class RunningRequest:
         if stored == len(rows):
             return
         self._num_unread += 1
-        row, anchor = rows[stored], anchors[stored]
-        self._ahead = None
+        row, following = rows[stored], None
         if row.writes_kv:
             self._uncertain = rows[stored:], anchors[stored:]
             self._next_stored = row.index + 1
         elif row.rule is not None:
-            self._ahead = self._after(row, anchor, row.state.tokens.count(MASKED))
+            following = self._after(row, anchors[stored], row.state.tokens.count(MASKED))
+        self._ahead = following
 
     def _begin_stored(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> int:
         """Notes the blocks that a forward stores, whose rows come first. Returns their number."""
