@@ -1,7 +1,9 @@
 """The order of forwards and waits on the device, and failures while a step ahead is under way."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +12,12 @@ from msgspec import structs
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.forward import runner
+from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
+from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import DEAR, events_of
+from tests.other_weights import other_weights
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, on_device, waits
 from tests.vcuda.device import Counts
@@ -107,3 +113,136 @@ def test_a_mode_without_a_pace_reads_each_forward_before_the_next_one(device, ki
     assert tokens == expected
     assert len(later_replays) >= 6
     assert set(later_replays) == {0}
+
+
+# --- failures while a step ahead is under way ------------------------------------------------------------
+
+
+def begin_hook(engine, before):
+    """Lets `before` see the rows of every forward that begins, and whether it is ahead of results."""
+    begin = engine._runner.begin
+
+    def hooked(network, rows):
+        before(rows, ahead=bool(engine._steps))
+        return begin(network, rows)
+
+    engine._runner.begin = hooked
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 300, 10_000, 2**16])
+def test_a_step_ahead_without_memory_runs_in_parts(device, spare_bytes, monkeypatch):
+    """`spare_bytes`: a forward fails before or after its replay, or in its sampling. Larger parts are tried soon."""
+    monkeypatch.setattr(runner, "_PATIENCE", 4)
+    requests, engine = requests_of(PACED["mixed"], 8), engine_on_device(max_rows=24)
+    engine.prepare()
+    failures = 0
+
+    def limit_memory(rows, *, ahead):
+        nonlocal failures
+        device.other_bytes = 0
+        if ahead and len(rows) > 2:
+            device.other_bytes = device.total_bytes - device.live_bytes - spare_bytes
+            failures += 1
+
+    begin_hook(engine, limit_memory)
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    assert failures >= 4
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_ahead_without_memory_ends_its_request_alone(device, seed):
+    """Rows without memory end their requests. Others are right, and later requests on the same pages, too."""
+    rng, requests = random.Random(seed), requests_of(PACED["mixed"], 8)
+    engine, expected = engine_on_device(kv_cache_tokens=512), expected_answers(requests)
+    scarce = True
+
+    def limit_memory(rows, *, ahead):
+        device.other_bytes = 0
+        if scarce and ahead and rng.random() < (0.5 if len(rows) > 1 else 0.02):
+            device.other_bytes = device.total_bytes - device.live_bytes - rng.choice([0, 300, 10_000])
+
+    begin_hook(engine, limit_memory)
+    events = events_of(engine, requests)
+    failed = {name for name, parts in events.items() if isinstance(parts[-1].error, OutOfMemory)}
+    assert 0 < len(failed) < 8
+    for name, (tokens, reason) in answers(events).items():
+        if name in failed:
+            assert (tokens, reason) == (expected[name][0][: len(tokens)], "abort")
+        else:
+            assert (tokens, reason) == expected[name]
+    assert engine.state().kv_pages_used == 0
+    scarce = False
+    assert answers(events_of(engine, requests)) == expected
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_new_requests_reuse_the_pages_of_a_step_that_is_dropped(device, seed, prefix_cache):
+    """The cache has pages for few requests. Each one that is aborted makes room for the next one at once."""
+    rng = random.Random(seed)
+    requests = requests_of(PACED["mixed"], 21)
+    engine = engine_on_device(kv_cache_tokens=5 * 40, prefix_cache=prefix_cache)
+    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    aborted = set()
+    while engine.has_work:
+        running = [entry.request.request_id for entry in engine._scheduler.running]
+        if running and engine._steps and len(aborted) < 12:
+            aborted.add(name := rng.choice(running))
+            engine.abort(name)
+        for event in engine.step():
+            events[event.request_id].append(event)
+    assert len(aborted) == 12
+    finished = {name: parts for name, parts in events.items() if name not in aborted}
+    expected = expected_answers(requests)
+    assert answers(finished) == {name: expected[name] for name in finished}
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["static", "direct", "sampled", "mixed"])))
+def test_answers_end_at_their_stop_tokens(device, seed, kind):
+    """The stop tokens are tokens of the answers. Prompts share blocks, and the second answers find them cached."""
+    rng, requests = random.Random(seed), requests_of(PACED[kind], 8)
+    whole = expected_answers(requests)
+    stopped = [
+        replace(request, stop_token_ids=frozenset({rng.choice(whole[request.request_id][0])})) for request in requests
+    ]
+    expected = expected_answers(stopped)
+    assert len({len(tokens) for tokens, _ in expected.values()}) > 3
+    assert {reason for _, reason in expected.values()} == {"stop"}
+    engine = engine_on_device()
+    for _ in range(2):
+        assert answers(events_of(engine, stopped)) == expected
+        assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_the_engine_sleeps_and_gets_weights_with_a_dropped_step_under_way(device, tmp_path, num_steps):
+    """First it sleeps, then it gets new weights. After each it answers as a new engine."""
+    checkpoint = on_device(NAME)
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=DEAR))
+    requests = requests_of(PACED["mixed"], 8)
+    engine.prepare()
+
+    def drop_steps():
+        for request in requests:
+            engine.submit(request)
+        for _ in range(num_steps):
+            engine.step()
+        assert engine._steps
+        assert len(engine.abort_running()) == 8
+        assert engine.state().kv_pages_used == 0
+
+    drop_steps()
+    engine.sleep(1)
+    engine.wake_up()
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    drop_steps()
+    folder = other_weights(tmp_path / "other")
+    update = load_update([folder], checkpoint.config, LoadOptions())
+    engine.update_weights(partial(apply_update, checkpoint, update), 1)
+    expected = expected_answers(requests, folder)
+    assert expected != expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
