@@ -45,7 +45,10 @@ class WrongUse(RuntimeError):
 
 @dataclass(slots=True)
 class Counts:
-    """What the device did. `waits`: implicit waits of the host, by operation and line. Bytes where the name says so."""
+    """What the device did. `waits`: implicit waits of the host, by operation and line. Bytes where the name says so.
+
+    `later_replays`: for each wait for an event, the number of replays since the event.
+    """
 
     launches: Counter[str] = field(default_factory=Counter)
     kernels: Counter[str] = field(default_factory=Counter)
@@ -62,6 +65,7 @@ class Counts:
     allocations: int = 0
     allocated_bytes: int = 0
     pinned: int = 0
+    later_replays: list[int] = field(default_factory=list)
 
     @property
     def num_launches(self):
@@ -128,7 +132,7 @@ class VirtualDevice(TorchDispatchMode):
     """The device. `shapes_only`: memory has no numbers, for models of published sizes.
 
     `total_bytes`: the size of its memory; `live_bytes`, `peak_bytes`: the memory in use, and the most of it;
-    `other_bytes`: the memory of other processes.
+    `other_bytes`: the memory of other processes. `num_replays`: those of all `counts` so far.
     `streams`: the streams that were made; `stream`: the current one. `used`: the arguments of `torch.cuda.set_device`.
     `leaves_pools_open`: whether a failed capture leaves its pool open, as torch before 2.13 does.
     """
@@ -144,6 +148,7 @@ class VirtualDevice(TorchDispatchMode):
         self.capability = capability
         self.live_bytes = self.peak_bytes = self.other_bytes = 0
         self.recording: Recording | None = None
+        self.num_replays = 0
         self._graphs: list[weakref.ref[Recording]] = []
         self.copies: list[_Copy] = []
         self._pinned: dict[int, StorageWeakRef] = {}
@@ -358,6 +363,7 @@ class VirtualDevice(TorchDispatchMode):
     def replay(self, graph):
         """Runs a graph. The memory of all other graphs of its pool is overwritten."""
         self.counts.replays += 1
+        self.num_replays += 1
         self.counts.nodes += len(graph.operations)
         if self.shapes_only:
             return

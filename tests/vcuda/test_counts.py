@@ -15,14 +15,14 @@ from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculativ
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting import estimates
 from service.engine.request import LogprobsRequest
-from tests.engine.helpers import FREE
+from tests.engine.helpers import DEAR, FREE
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, on_device, steps, waits
 from tests.vcuda.device import Counts
 
 TABLE = Path(__file__).parent / "counts.json"
-#: requests of a step, and their new tokens
-REQUESTS, TOKENS = 8, 12
+#: the new tokens of a request
+TOKENS = 12
 
 MODES: dict[str, tuple[DecodingMode, SamplingParams, LogprobsRequest | None]] = {
     "static": (Static(), SamplingParams(), None),
@@ -34,9 +34,17 @@ MODES: dict[str, tuple[DecodingMode, SamplingParams, LogprobsRequest | None]] = 
     "speculative, 4 states": (Speculative(2, 4), SamplingParams(), None),
     "speculative, drafts of the backbone": (Speculative(0, 4), SamplingParams(), None),
     "speculative, auto": (Speculative("auto"), SamplingParams(), None),
+    "speculative, auto without drafts": (Speculative("auto"), SamplingParams(), None),
     "static, sampled": (Static(), SamplingParams(0.7, seed=3), None),
     "static, top-k and top-p": (Static(), SamplingParams(0.7, 0.9, 20, seed=3), None),
     "static, log-probabilities": (Static(), SamplingParams(), LogprobsRequest(4, ())),
+}
+
+#: modes that are also measured with other numbers of requests than 8
+LOADED = ("static", "direct", "speculative, auto without drafts", "dynamic")
+#: the name of a line of the table -> its mode, and the number of requests
+LINES = {mode: (mode, 8) for mode in MODES} | {
+    f"{mode}, {count} request{'s' * (count > 1)}": (mode, count) for mode in LOADED for count in (1, 32, 128)
 }
 
 COLUMNS: dict[str, Callable[[Counts], int]] = {
@@ -54,32 +62,33 @@ COLUMNS: dict[str, Callable[[Counts], int]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_no_count_of_a_step_rises(device, mode, request, monkeypatch):
+@pytest.mark.parametrize("line", LINES)
+def test_no_count_of_a_step_rises(device, line, request, monkeypatch):
     monkeypatch.setattr(estimates, "_SEARCH_WEIGHT", 1e9)  # `auto` goes on although random weights draft nothing right
     table: dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
     version = torch.__version__.split("+")[0]
     if table.get("torch", version) != version:
         pytest.skip(f"the counts are those of torch {table['torch']}, here is {version}")
-    measured, stored = per_step(device, mode), table.get(mode, {})
+    measured, stored = per_step(device, *LINES[line]), table.get(line, {})
     higher = {name: (stored[name], value) for name, value in measured.items() if value > stored.get(name, value)}
     assert not higher, f"stored, measured: {higher}"
     if measured == stored:
         return
     if not request.config.getoption("--write-counts"):
         pytest.fail(f"not stored yet: {measured}; stored: {stored}. Run this test with --write-counts")
-    modes = (table | {mode: measured}).items()
-    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in modes if name != "torch"]
+    lines = (table | {line: measured}).items()
+    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in lines if name != "torch"]
     TABLE.write_text("{\n" + ",\n".join([f'"torch": "{version}"', *rows]) + "\n}\n")
 
 
-def per_step(device, mode):
+def per_step(device, mode, num_requests):
     """The mean counts of a step, warm: the third time that these requests are decoded."""
     mode_params, sampling, logprobs = MODES[mode]
+    max_rows = max(ALL_ON.max_rows, 2 * num_requests)  # a finished block and the next one of each request
     engine = Engine(
         on_device(GOLDEN_NAMES[0]),
-        replace(ALL_ON, draft_candidates=8, prefix_cache=False),
-        deps=EngineDeps(costs=FREE),
+        replace(ALL_ON, draft_candidates=8, prefix_cache=False, max_rows=max_rows, max_running=num_requests),
+        deps=EngineDeps(costs=DEAR if mode == "speculative, auto without drafts" else FREE),
     )
     submitted = [
         GenerationRequest(
@@ -90,7 +99,7 @@ def per_step(device, mode):
             TOKENS,
             logprobs=logprobs,
         )
-        for number in range(REQUESTS)
+        for number in range(num_requests)
     ]
     if mode == "speculative, auto":
         engine.prepare()  # its shapes change from time to time

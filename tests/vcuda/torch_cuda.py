@@ -52,12 +52,15 @@ class Event:
 
     def __init__(self, *_, **__):
         self._copies: list[Any] = []
+        self._num_replays = 0
 
     def record(self, _stream=None):
+        self._num_replays = _device().num_replays
         self._copies = list(_device().copies)
 
     def synchronize(self):
         _device().counts.event_waits += 1
+        _device().counts.later_replays.append(_device().num_replays - self._num_replays)
         _device().finish(self._copies)
 
     def query(self):

@@ -1,0 +1,263 @@
+"""The order of forwards and waits on the device, and failures while a step ahead is under way."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from msgspec import structs
+
+from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.forward import runner
+from service.errors import OutOfMemory
+from service.model import LoadOptions, load_checkpoint
+from service.model.weight_update import apply_update, load_update
+from tests.engine.helpers import DEAR, events_of
+from tests.other_weights import other_weights
+from tests.thinned import fast_only
+from tests.tiny import GOLDEN, GOLDEN_NAMES
+from tests.vcuda.decoding import ALL_ON, on_device, waits
+from tests.vcuda.device import Counts
+
+NAME = GOLDEN_NAMES[0]
+SAMPLED, FILTERED = SamplingParams(0.7, seed=3), SamplingParams(0.7, 0.9, 20, seed=3)
+#: modes and parameters of which a request names its next rows before its predictions are read
+PACED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
+    "static": [(Static(), SamplingParams())],
+    "static, 2 tokens": [(Static(2), SamplingParams())],
+    "sequential": [(Sequential(), SamplingParams())],
+    "direct": [(Direct(2), SamplingParams())],
+    "auto without drafts": [(Speculative("auto"), SamplingParams())],
+    "sampled": [(Static(), SAMPLED), (Direct(2), SAMPLED), (Sequential(), SAMPLED)],
+    "filtered": [(Static(), FILTERED), (Direct(2), FILTERED), (Static(2), FILTERED)],
+}
+PACED["mixed"] = [pairs[-1] for pairs in PACED.values()]
+UNPACED: dict[str, DecodingMode] = {"dynamic": Dynamic(0.9), "remask": Remask(0.5), "speculative": Speculative(2)}
+
+Answers = dict[str, tuple[tuple[int, ...], str | None]]
+
+
+def requests_of(pairs: Sequence[tuple[DecodingMode, SamplingParams]], count: int, tokens: int = 24):
+    """Requests with the modes and parameters in turn; their prompts begin alike."""
+    return [
+        GenerationRequest(
+            str(number),
+            (*range(40, 52), 60 + number),
+            pairs[number % len(pairs)][0],
+            structs.replace(pairs[number % len(pairs)][1], seed=number),
+            tokens,
+        )
+        for number in range(count)
+    ]
+
+
+def engine_on_device(**limits):
+    return Engine(on_device(NAME), replace(ALL_ON, **limits), deps=EngineDeps(costs=DEAR))
+
+
+def answers(events: dict[str, list[BlockEvent]]) -> Answers:
+    return {
+        name: (tuple(token for event in parts for token in event.token_ids), parts[-1].finish_reason)
+        for name, parts in events.items()
+    }
+
+
+def expected_answers(requests: Sequence[GenerationRequest], folder=GOLDEN / NAME) -> Answers:
+    """The answers of an engine on the CPU that reads each forward before the next one begins."""
+    host = load_checkpoint(folder, LoadOptions(torch.float32, "cpu"))
+    config = EngineConfig(kv_cache_tokens=4096, async_scheduling=False)
+    return answers(events_of(Engine(host, config, deps=EngineDeps(costs=DEAR)), requests))
+
+
+def decoded(engine, device, requests):
+    """Decodes the requests. -> their answers, and the later replays of each wait until the first request has ended."""
+    device.counts = Counts()
+    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    end = None
+    while engine.has_work:
+        before = len(device.counts.later_replays)
+        for event in engine.step():
+            events[event.request_id].append(event)
+            if event.finish_reason is not None and end is None:
+                end = before
+    return answers(events), device.counts.later_replays[:end]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [(kind, count) for kind in PACED for count in (1, 8) if (kind, count) != ("mixed", 1)]
+)
+def test_the_next_forward_is_launched_before_each_wait(device, kind, count):
+    """The second time, since forwards without a graph are not among the replays."""
+    requests, engine = requests_of(PACED[kind], count), engine_on_device()
+    expected = expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
+    tokens, later_replays = decoded(engine, device, requests)
+    assert tokens == expected
+    assert len(later_replays) >= 6
+    assert min(later_replays) >= 1
+    assert waits(device.counts) == []
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("kind", UNPACED)
+def test_a_mode_without_a_pace_reads_each_forward_before_the_next_one(device, kind, count):
+    requests, engine = requests_of([(UNPACED[kind], SamplingParams())], count), engine_on_device()
+    expected = expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
+    tokens, later_replays = decoded(engine, device, requests)
+    assert tokens == expected
+    assert len(later_replays) >= 6
+    assert set(later_replays) == {0}
+
+
+# --- failures while a step ahead is under way ------------------------------------------------------------
+
+
+def begin_hook(engine, before):
+    """Lets `before` see the rows of every forward that begins, and whether it is ahead of results."""
+    begin = engine._runner.begin
+
+    def hooked(network, rows):
+        before(rows, ahead=bool(engine._steps))
+        return begin(network, rows)
+
+    engine._runner.begin = hooked
+
+
+def continued(requests: Sequence[GenerationRequest], whole: Answers) -> list[GenerationRequest]:
+    """Requests whose prompts end with most of the answers, so that they read the blocks that answers shared."""
+    return [
+        replace(request, prompt_token_ids=request.prompt_token_ids + whole[request.request_id][0][:20])
+        for request in requests
+    ]
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 300, 10_000, 2**16])
+def test_a_step_ahead_without_memory_runs_in_parts(device, spare_bytes, monkeypatch):
+    """`spare_bytes`: a forward fails before or after its replay, or in its sampling. Larger parts are tried soon."""
+    monkeypatch.setattr(runner, "_PATIENCE", 4)
+    requests, engine = requests_of(PACED["mixed"], 8), engine_on_device(max_rows=24)
+    engine.prepare()
+    failures = 0
+
+    def limit_memory(rows, *, ahead):
+        nonlocal failures
+        device.other_bytes = 0
+        if ahead and len(rows) > 2:
+            device.other_bytes = device.total_bytes - device.live_bytes - spare_bytes
+            failures += 1
+
+    begin_hook(engine, limit_memory)
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    assert failures >= 4
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("seed", fast_only({0, 1}.__contains__, range(4)))
+def test_a_row_ahead_without_memory_ends_its_request_alone(device, seed):
+    """Rows without memory end their requests. Others are right, and later requests that share their blocks, too."""
+    rng, requests = random.Random(seed), requests_of(PACED["mixed"], 8)
+    engine, expected = engine_on_device(kv_cache_tokens=512), expected_answers(requests)
+    scarce = True
+
+    def limit_memory(rows, *, ahead):
+        device.other_bytes = 0
+        chance = 0.5 if len(rows) > 1 else 0.1 if rows[0].writes_kv else 0.01
+        if scarce and ahead and rng.random() < chance:
+            device.other_bytes = device.total_bytes - device.live_bytes - rng.choice([0, 300, 2000])
+
+    begin_hook(engine, limit_memory)
+    events = events_of(engine, requests)
+    failed = {name for name, parts in events.items() if isinstance(parts[-1].error, OutOfMemory)}
+    assert 0 < len(failed) < 8
+    for name, (tokens, reason) in answers(events).items():
+        if name in failed:
+            assert (tokens, reason) == (expected[name][0][: len(tokens)], "abort")
+        else:
+            assert (tokens, reason) == expected[name]
+    assert engine.state().kv_pages_used == 0
+    scarce = False
+    longer = continued(requests, expected)
+    assert answers(events_of(engine, longer)) == expected_answers(longer)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("seed", fast_only((0).__eq__, range(3)))
+def test_new_requests_reuse_the_pages_of_a_step_that_is_dropped(device, seed, prefix_cache):
+    """The cache has pages for few requests. Each one that is aborted makes room for the next one at once."""
+    rng = random.Random(seed)
+    requests = requests_of(PACED["mixed"], 21)
+    engine = engine_on_device(kv_cache_tokens=5 * 40, prefix_cache=prefix_cache)
+    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    aborted = set()
+    while engine.has_work:
+        running = [entry.request.request_id for entry in engine._scheduler.running]
+        if running and engine._steps and len(aborted) < 12:
+            aborted.add(name := rng.choice(running))
+            engine.abort(name)
+        for event in engine.step():
+            events[event.request_id].append(event)
+    assert len(aborted) == 12
+    finished = {name: parts for name, parts in events.items() if name not in aborted}
+    expected = expected_answers(requests)
+    assert answers(finished) == {name: expected[name] for name in finished}
+    assert engine.state().kv_pages_used == 0
+    longer = continued(requests, expected)
+    assert answers(events_of(engine, longer)) == expected_answers(longer)
+
+
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["static", "direct", "sampled", "mixed"])))
+def test_answers_end_at_their_stop_tokens(device, seed, kind):
+    """The stop tokens are tokens of the answers. Prompts share blocks, and the second answers find them cached."""
+    rng, requests = random.Random(seed), requests_of(PACED[kind], 8)
+    whole = expected_answers(requests)
+    stopped = [
+        replace(request, stop_token_ids=frozenset({rng.choice(whole[request.request_id][0])})) for request in requests
+    ]
+    expected = expected_answers(stopped)
+    assert len({len(tokens) for tokens, _ in expected.values()}) > 3
+    assert {reason for _, reason in expected.values()} == {"stop"}
+    engine = engine_on_device()
+    for _ in range(2):
+        assert answers(events_of(engine, stopped)) == expected
+        assert engine.state().kv_pages_used == 0
+    longer = continued(requests, whole)
+    assert answers(events_of(engine, longer)) == expected_answers(longer)
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_the_engine_sleeps_and_gets_weights_with_a_dropped_step_under_way(device, tmp_path, num_steps):
+    """First it sleeps, then it gets new weights. After each it answers as a new engine."""
+    checkpoint = on_device(NAME)
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=DEAR))
+    requests = requests_of(PACED["mixed"], 8)
+    engine.prepare()
+
+    def drop_steps():
+        for request in requests:
+            engine.submit(request)
+        for _ in range(num_steps):
+            engine.step()
+        assert engine._steps
+        assert len(engine.abort_running()) == 8
+        assert engine.state().kv_pages_used == 0
+
+    drop_steps()
+    engine.sleep(1)
+    engine.wake_up()
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    drop_steps()
+    folder = other_weights(tmp_path / "other")
+    update = load_update([folder], checkpoint.config, LoadOptions())
+    engine.update_weights(partial(apply_update, checkpoint, update), 1)
+    expected = expected_answers(requests, folder)
+    assert expected != expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
