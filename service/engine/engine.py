@@ -39,7 +39,7 @@ from service.engine.scheduler import Scheduler, Waiting
 from service.engine.step import ForwardExecutor, RunningStep, end_alone
 from service.errors import InvalidRequest, OutOfMemory, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint
-from service.model.device import is_out_of_memory, use_device
+from service.model.device import is_out_of_memory, synchronize, use_device
 
 _log = logging.getLogger(__name__)
 
@@ -212,8 +212,7 @@ class Engine:
     def _check_idle(self, reason: str) -> None:
         if self._scheduler.running:
             raise AssertionError(f"{reason} while requests run")
-        while self._steps:  # their requests have ended
-            self._steps.popleft().finish(Counter())
+        synchronize(self._runner.device)  # a forward may be under way whose requests have ended
 
     def start_waiting(self) -> None:
         if self.queue_held or self.halted:

@@ -49,7 +49,8 @@ class RunningRequest:
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
-        self._needs_entropy = request.mode.rule.needs_entropy
+        self._rule = request.mode.rule
+        self._needs_entropy = self._rule.needs_entropy
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
@@ -137,10 +138,18 @@ class RunningRequest:
     @property
     def waits(self) -> bool:
         """Whether its next rows depend on predictions that are not read."""
-        ahead = self._ahead
-        return self._num_unread > 0 and (
-            ahead is None or self._drafts.drafts_next() or (ahead.uncertain and not self._drafts.rows_are_free())
-        )
+        return self._num_unread > 0 and (self._ahead is None or not self._may_go_ahead)
+
+    @property
+    def _may_go_ahead(self) -> bool:
+        """Whether the next rows are worth naming: no drafts are to be read, and a second row for each request is free.
+
+        Where the prediction decides the number of picks, a block may be complete, so the next block's row goes along.
+        """
+        pace = self._pace
+        if pace is None or self._drafts.drafts_next():
+            return False
+        return pace.picks is not None or self._drafts.rows_are_free()
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
@@ -424,8 +433,7 @@ class RunningRequest:
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy = request.sampling, self._needs_entropy
         drafts, adjuster = self._draft_vocabulary, self._adjuster
-        ahead = self._pace is not None and len(query.states) == 1 and not self._drafts.drafts_next()
-        rule = request.mode.rule if ahead else None
+        rule = self._rule if len(query.states) == 1 and self._may_go_ahead else None
         # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
             new_tuple(Row, (
@@ -449,7 +457,7 @@ class RunningRequest:
             anchor=ahead.after if self._refines(ahead) else None,
             entropy=self._needs_entropy,
             after=ahead.after,
-            rule=self.request.mode.rule,
+            rule=self._rule,
         )
         if not ahead.uncertain or ahead.index + 1 == len(self.lease.pages):
             return [row]

@@ -149,6 +149,12 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits until a CUDA device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def measure_peak(device: torch.device, run: Callable[[], object]) -> int:
     """The most bytes that torch reserves on a CUDA device during a call, beyond the bytes in use before it."""
     torch.cuda.empty_cache()

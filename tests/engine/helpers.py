@@ -90,12 +90,14 @@ class CheckingRunner(RunnerWrapper):
         self.compared = 0
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        known = known_rows(rows, self.config.mask_token_id)
+        with_states = known_rows(rows, self.config.mask_token_id)
         #: the states that rows wrongly supposed to be complete: no row after them counts
         self.incomplete = {
-            (id(row.pages), row.index) for row, then in zip(rows, known, strict=True) if row.writes_kv > then.writes_kv
+            (id(row.pages), row.index)
+            for row, then in zip(rows, with_states, strict=True)
+            if row.writes_kv > then.writes_kv
         }
-        return super().begin(network, known)
+        return super().begin(network, with_states)
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         readings = super().evaluate(rows)

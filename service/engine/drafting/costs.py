@@ -163,7 +163,7 @@ def measure(
         mrp = _fastest(lambda rows: _forward(runner, "mrp", apart(anchored, rows)), counts, clock)
         mrp = replace(mrp, sizes=backbone.sizes)
     turn = _turns(runner, row, backbone, clock) if ahead else None
-    return StepCosts(backbone, mrp, draft, search, page, row.index, turn)
+    return StepCosts(backbone, mrp, draft, search, page, prefix=row.index, turn=turn)
 
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:

@@ -182,7 +182,8 @@ class Graphs:
         graph_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
         states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, inputs.mask_token_id)
-        return GraphForward(key, (tokens, positions, attention), len(rows), anchors, states, tables, graph_bytes)
+        graph_tables = tokens, positions, attention
+        return GraphForward(key, graph_tables, len(rows), anchors, states, tables=tables, graph_bytes=graph_bytes)
 
     def run(self, forward: GraphForward) -> Tensor | None:
         """-> hidden states `[R, L, H]` of a planned forward. None if its capture fails."""
@@ -243,7 +244,7 @@ class _Graph:
         """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
         forward.tables.send(self._buffer, forward.graph_bytes)
         if forward.states is not None:
-            forward.states.place(self._inputs.tokens, self._attend)
+            forward.states.write(self._inputs.tokens, self._attend)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
 

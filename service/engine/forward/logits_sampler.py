@@ -86,11 +86,12 @@ class TritonLogitsSampler:
         params = tables.add(self._params(batch, min_logit))
         ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
         indices = tables.add(ranked) if len(ranked) else None
+        is_ahead = any(row.after is not None for row in batch.metadata.rows)
 
         def sample_logits(logits: Tensor) -> tuple[Tensor, Tensor | None]:
             out, total = self._by_kernel(logits, batch, params.tensor, min_logit)
             if indices is not None:
-                keys = params.tensor[:, 2:4].index_select(0, indices.tensor).long() & _WORD
+                keys = params.tensor[:, 2:4].index_select(0, indices.tensor).long() & _WORD if is_ahead else None
                 values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id, keys=keys)
                 out.index_copy_(0, indices.tensor, values)
             return out, total
@@ -243,7 +244,7 @@ def _plan_draw(
     if is_random:
         apply_filters = _plan_filters(batch, tables)
         noisy = tables.add(random)
-        words = tables.add(noise_keys(batch.select(random))) if keys is None else _Known(keys)
+        words = tables.add(noise_keys(batch.select(random))) if keys is None else _OnDevice(keys)
 
     def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
         scores = scaled.clone() if is_random else scaled
@@ -259,7 +260,7 @@ def _plan_draw(
     return draw
 
 
-class _Known(NamedTuple):
+class _OnDevice(NamedTuple):
     """A table that the device already has, as a `SentTable`."""
 
     tensor: Tensor

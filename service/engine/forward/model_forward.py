@@ -108,7 +108,7 @@ class ModelForward:
             if states is not None:
                 if not isinstance(attend, PagedAttend):
                     raise AssertionError("only the attention that reads pages where they lie keeps states")
-                states.place(tokens.tensor, attend)
+                states.write(tokens.tensor, attend)
             return call(Inputs(tokens.tensor, positions.tensor, None if anchors is None else anchors.hidden()), attend)
 
         return PlannedForward(attend.order, run, states)

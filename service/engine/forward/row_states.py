@@ -36,10 +36,10 @@ def known_rows(rows: Sequence[Row], mask_token_id: int) -> Sequence[Row]:
     """The rows with their states, once the forwards before them are over."""
     if all(row.after is None for row in rows):
         return rows
-    return [row if row.after is None else _known(row, mask_token_id) for row in rows]
+    return [row if row.after is None else _with_state(row, mask_token_id) for row in rows]
 
 
-def _known(row: Row, mask_token_id: int) -> Row:
+def _with_state(row: Row, mask_token_id: int) -> Row:
     if row.after is None or row.after.output.states is None:
         raise AssertionError("a row is to read the state after a row that revealed nothing")
     tokens = row.after.output.states[row.after.row].tolist()
@@ -68,7 +68,7 @@ class StateRows:
             sources[index] = starts[id(output)] + earlier
         self._sources = tables.add(sources)
 
-    def place(self, tokens: Tensor, pages: PagedAttend) -> None:
+    def write(self, tokens: Tensor, pages: PagedAttend) -> None:
         """Places the states that only the device knows in the tokens of a forward, `[R, L]` or longer.
 
         Of rows whose states turn out not to be complete, `pages` writes none.
@@ -121,7 +121,8 @@ def plan_reveal(
     counts = np.bincount(batch.row[batch.chosen], minlength=len(rows))
     table = np.empty((len(rows), 6), np.int32)
     table[:, 0] = counts.cumsum() - counts
-    table[:, 1:] = np.stack([_picks(row.rule) for row in rows])
+    rules = {row.rule for row in rows}
+    table[:, 1:] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
     sent_order, sent = tables.add(order), tables.add(table)
 
     def reveal(states: Tensor, values: Tensor) -> None:

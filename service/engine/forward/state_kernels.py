@@ -68,14 +68,14 @@ def locate_positions(
         chosen = (masked > 0) & (tl.cumsum(masked, 0) == number + 1)
         position = tl.sum(tl.where(chosen, lane, 0), 0)
         tl.store(flat + index, row * L + position)
-        one = tl.arange(0, 1)
-        low = tl.load(table + index * 5 + 2 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(table + index * 5 + 3 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
-        absolute = (tl.load(table + index * 5 + 4) + position + one).to(tl.uint64)
-        revealed = (L - tl.sum(masked, 0) + one).to(tl.uint64)
+        single = tl.arange(0, 1)
+        low = tl.load(table + index * 5 + 2 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(table + index * 5 + 3 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+        absolute = (tl.load(table + index * 5 + 4) + position + single).to(tl.uint64)
+        revealed = (L - tl.sum(masked, 0) + single).to(tl.uint64)
         words = _mixed(tl.full([1], 0, tl.uint64), low | (high << 32))
         words = _mixed(_mixed(words, absolute), revealed)
-        keys = param_table + index * 6 + 2 + one
+        keys = param_table + index * 6 + 2 + single
         tl.store(keys, words.to(tl.uint32).to(tl.int32, bitcast=True))
         tl.store(keys + 1, (words >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
 
@@ -118,21 +118,21 @@ def reveal_picks(
         )
         rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
         threshold = tl.load(table + row * 6 + 3).to(tl.float32, bitcast=True)
-        one = tl.arange(0, 1)
-        low = tl.load(table + row * 6 + 4 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(table + row * 6 + 5 + one).to(tl.uint32, bitcast=True).to(tl.uint64)
+        single = tl.arange(0, 1)
+        low = tl.load(table + row * 6 + 4 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(table + row * 6 + 5 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
         bound = (low | (high << 32)).to(tl.float64, bitcast=True)
         if tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
             largest = tl.full([1], 0.0, tl.float64)
             total = tl.full([1], 0.0, tl.float64)
             within = tl.full([1], 1, tl.int32)
             least = count
-            for place in range(L):
-                this = tl.sum(tl.where(masked & (rank == place), entropy, 0.0), 0).to(tl.float64) + tl.zeros(
+            for nth in range(L):
+                this = tl.sum(tl.where(masked & (rank == nth), entropy, 0.0), 0).to(tl.float64) + tl.zeros(
                     [1], tl.float64
                 )
                 total += tl.minimum(this, largest)
                 largest = tl.maximum(this, largest)
-                within = within & ((total <= bound) | (place < least)).to(tl.int32)
-                count = tl.maximum(count, tl.sum(within, 0) * (place + 1))
+                within = within & ((total <= bound) | (nth < least)).to(tl.int32)
+                count = tl.maximum(count, tl.sum(within, 0) * (nth + 1))
         tl.store(states + row * L + lane, token, mask=masked & ((rank < count) | (confidence > threshold)))

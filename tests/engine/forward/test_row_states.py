@@ -47,19 +47,19 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
     blocks = st.one_of(st.lists(tokens, min_size=length, max_size=length), st.just([4] * length))
     states = [Block(tuple(draw(blocks))) for _ in range(draw(st.integers(1, 4)))]
     outputs = [ForwardOutput(torch.empty(0), states=_tensor(some)) for some in (states, states[::-1])]
-    named, known = list[Row](), list[Row]()
+    named, with_states = list[Row](), list[Row]()
     for number, state in enumerate(states):
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
         index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), rules))
         row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule)
-        known.append(row)
+        with_states.append(row)
         after = draw(st.sampled_from([None, Anchor(outputs[0], number), Anchor(outputs[1], len(states) - 1 - number)]))
         if after is not None:
             masked = draw(st.integers(len(state.masked), length))
             supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
             row = row._replace(state=supposed, after=after, writes_kv=True)
         named.append(row)
-    return named, known
+    return named, with_states
 
 
 def _tensor(states: list[Block]) -> torch.Tensor:
@@ -81,12 +81,12 @@ class Pages(PagedAttend):
 @settings(max_examples=60, phases=NO_SHRINKING)
 @given(worlds(), st.integers(0, 2**31), st.booleans())
 def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, seed: int, shuffled: bool) -> None:
-    named, known = world
-    length, rng = len(known[0].state.tokens), np.random.default_rng(seed)
+    named, with_states = world
+    length, rng = len(with_states[0].state.tokens), np.random.default_rng(seed)
     for row in named:
         if row.after is not None:
             row.after.output.states.data = row.after.output.states.to(device)
-    assert known_rows(named, MASK) == known
+    assert known_rows(named, MASK) == with_states
 
     tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length)
     states, pages = StateRows(named, tables, MASK), Pages(len(named), device)
@@ -96,18 +96,20 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     indices = rng.permutation(len(batch)) if shuffled else np.arange(len(batch))
     reveal = plan_reveal(named, batch, indices, MASK, tables)
     tables.send()
-    states.place(tokens.tensor, pages)
-    wanted = _tensor([row.state for row in known])
+    states.write(tokens.tensor, pages)
+    wanted = _tensor([row.state for row in with_states])
     assert torch.equal(tokens.tensor.cpu(), wanted)
     assert torch.equal(states.states.cpu(), wanted)
-    final = [then.state.complete or row.after is None for row, then in zip(named, known, strict=True)]
+    final = [then.state.complete or row.after is None for row, then in zip(named, with_states, strict=True)]
     assert pages.tables[0].tolist() == final
     assert pages.tables[1].tolist() == [page if stays else -1 for page, stays in enumerate(final)]
 
     if locate is not None:
         locate(states.states)
-    expected = SamplingBatch.from_rows(known, length)
-    there = np.concatenate([np.flatnonzero(batch.row == i)[: len(row.state.masked)] for i, row in enumerate(known)])
+    expected = SamplingBatch.from_rows(with_states, length)
+    there = np.concatenate(
+        [np.flatnonzero(batch.row == i)[: len(row.state.masked)] for i, row in enumerate(with_states)]
+    )
     assert flat.tensor.cpu().numpy()[there].tolist() == expected.flat.tolist()
     assert (params.tensor[:, 2:4].cpu().numpy().astype(np.uint32)[there] == noise_keys(expected)).all()
 
@@ -122,7 +124,7 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     if len(batch):
         reveal(states.states, values.to(device))
     after, end = list[Block](), 0
-    for row in known:
+    for row in with_states:
         start, end = end, end + len(row.state.masked)
         at = there[start:end]
         columns = chosen[at].tolist(), confidences[at].tolist()
