@@ -1,7 +1,7 @@
 """One running request: the rows that it needs next, and its reaction to their predictions.
 
-A finished block (`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors
-occur only as opaque handles.
+A finished block is stored by a row in the same forward as the next block's first evaluation (`stored_blocks.py`).
+Tensors occur only as opaque handles.
 
 A mode with a `pace` may go *ahead*: its next rows are named before the last ones' predictions are read, since only
 their tokens are unknown, and these stay on the device (`forward/row_states.py`). The policy sees the predictions later,
@@ -9,9 +9,7 @@ in their order, and it alone makes events, steps and statistics. Where the answe
 ahead is dropped.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,9 +21,10 @@ from service.decode.registry import only_drafts
 from service.engine.drafting.planner import RequestDrafts
 from service.engine.forward.rows import Anchor, Row
 from service.engine.logit_adjuster import LogitAdjuster
-from service.engine.prefix_cache import BlockTokens, Lease
+from service.engine.prefix_cache import Lease
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.engine.request_stats import EventEnd, RequestStats
+from service.engine.stored_blocks import StoredBlocks, unknown_state
 from service.errors import MrpServeError
 
 
@@ -56,16 +55,10 @@ class RunningRequest:
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
         self._draft_vocabulary = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
 
-        # finished blocks, the prompt's whole blocks first: not stored yet, then stored but not read by MRP, then done
-        self._unwritten: deque[Row] = deque()
-        self._for_mrp: list[Row] = []
-        self._next_stored = lease.num_shared  # the index of the block that comes to `_unwritten` next
-        self._num_stored = 0  # stored blocks that are not in `written`, perhaps since their tokens are not known yet
-        self._finished: deque[BlockTokens] = deque()  # finished blocks that are not in `written`
-        self.written: deque[BlockTokens] = deque()  # since the last publication
-        blocks = lease.prefix.blocks
+        self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
+        prompt = lease.prefix.blocks
         self._prompt_blocks, self._num_blocks = (
-            len(blocks),
+            len(prompt),
             0,
         )  # the prompt's whole blocks, the finished ones after them
 
@@ -81,10 +74,9 @@ class RunningRequest:
         self._pace: Pace | None = None  # None: it does not go ahead
         self._ahead: Ahead | None = None
         self._uncertain: tuple[list[Row], Sequence[Anchor | None]] | None = None  # the last ones that have begun
-        self._has_failed = False  # whether a row had no memory, so that its request fails when the forward is read
-        for index in range(lease.num_shared, len(blocks)):
-            self._store(Block(blocks[index]), index)
-        self._start_block(request.prompt_token_ids[len(blocks) * block_size :])
+        for index in range(lease.num_shared, len(prompt)):
+            self.blocks.add(Block(prompt[index]), index)
+        self._start_block(request.prompt_token_ids[len(prompt) * block_size :])
 
     def allow_ahead(self, allowed: bool) -> None:
         """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
@@ -113,16 +105,16 @@ class RunningRequest:
 
     @property
     def num_prompt_rows(self) -> int:
-        return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
+        unwritten = self.blocks.unwritten
+        return max(0, self._prompt_blocks - unwritten[0].index) if unwritten else 0
 
     @property
     def stores_next(self) -> bool:
-        return bool(self._unwritten) and self._unwritten[0].index == self.lease.num_shared
+        unwritten = self.blocks.unwritten
+        return bool(unwritten) and unwritten[0].index == self.lease.num_shared
 
     def skip_stored(self, count: int) -> None:
-        for _ in range(count):
-            self._unwritten.popleft()
-            self._finished.popleft()
+        self.blocks.skip(count)
         self.stats.cached_tokens += count * self._block_size
 
     @property
@@ -131,9 +123,10 @@ class RunningRequest:
 
     @property
     def num_rows(self) -> int:
+        unwritten = len(self.blocks.unwritten)
         if self._num_unread:
-            return len(self._unwritten) + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
-        return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
+            return unwritten + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
+        return unwritten + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
 
     @property
     def waits(self) -> bool:
@@ -158,11 +151,11 @@ class RunningRequest:
         `receive_predictions`.
         """
         rows = list[Row]()
-        if self._unwritten:
+        if unwritten := self.blocks.unwritten:
             if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
-                return list(islice(self._unwritten, min(budget, prompt_budget)))
-            rows += islice(self._unwritten, budget)
-            if len(rows) < len(self._unwritten):
+                return list(islice(unwritten, min(budget, prompt_budget)))
+            rows += islice(unwritten, budget)
+            if len(rows) < len(unwritten):
                 return rows
         query = self._query
         if self._num_unread:
@@ -189,52 +182,33 @@ class RunningRequest:
         if ahead:
             if self._ahead is None or self.waits:
                 return []
-            return [*self._for_mrp, *(self._rows_ahead(self._ahead) if self._refines(self._ahead) else ())]
+            return [*self.blocks.for_mrp, *(self._rows_ahead(self._ahead) if self._refines(self._ahead) else ())]
         if self._num_unread:
             return []
         if isinstance(self._query, Refine):
-            return [*self._for_mrp, self._refined(self._query)]
-        return list(self._for_mrp)
+            return [*self.blocks.for_mrp, self._refined(self._query)]
+        return list(self.blocks.for_mrp)
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
         if self._pace is None and rows[0].anchor is None and not rows[0].writes_kv:  # the usual case in turns
             self._num_unread += 1
             return
-        self._has_failed |= None in anchors
-        stored = self._begin_stored(rows, anchors)
+        stored = self.blocks.begin(rows, anchors)
         if stored == len(rows):
             return
         self._num_unread += 1
         row, following = rows[stored], None
         if row.writes_kv:
             self._uncertain = rows[stored:], anchors[stored:]
-            self._next_stored = row.index + 1
+            self.blocks.expect(row.index)
         elif row.rule is not None:
             following = self._after(row, anchors[stored], row.state.tokens.count(MASKED))
         self._ahead = following
 
-    def _begin_stored(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> int:
-        """Notes the blocks that a forward stores, whose rows come first. Returns their number."""
-        is_mrp, stored = rows[0].anchor is not None, 0
-        for row, anchor in zip(rows, anchors, strict=True):
-            if not row.writes_kv or row.sampling is not None:
-                break
-            stored += 1
-            if not is_mrp:
-                self._unwritten.popleft()
-                if self._drafts.uses_mrp:
-                    self._for_mrp.append(row._replace(anchor=anchor))
-        if is_mrp:
-            self._for_mrp.clear()
-        if not self._has_failed and (is_mrp or not self._drafts.uses_mrp):
-            self._num_stored += stored
-            self._share_stored()
-        return stored
-
     def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
         """The row after one that has begun. `masked`: the masked positions of its state."""
-        if self._pace is None or self._has_failed:
+        if self._pace is None or self.blocks.has_failed:
             return None
         if masked > (self._pace.picks or 1):
             mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
@@ -242,9 +216,7 @@ class RunningRequest:
             return Ahead(row.index, masked - (self._pace.picks or 1), anchor, mrp_steps, uncertain)
         if row.index + 1 == len(self.lease.pages):
             return None
-        state = _state(self._block_size, 0)
-        self._unwritten.append(Row(state, row.index, self.lease.pages, writes_kv=True, after=anchor))
-        self._next_stored = row.index + 1
+        self.blocks.add_ahead(row.index, anchor, self._block_size)
         return Ahead(row.index + 1, self._block_size, None)
 
     def _settle_uncertain(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
@@ -252,18 +224,12 @@ class RunningRequest:
         self._uncertain = None
         if self.finish_reason is not None:
             return
-        row, *following = rows
-        if self._index == row.index:
-            self._next_stored = row.index
+        (row, *following), complete = rows, self._index > rows[0].index
+        self.blocks.settle(row, anchors[0], complete=complete)
+        if not complete:
             self._ahead = self._after(row, anchors[0], len(self._canvas.block.masked))
-            return
-        if self._drafts.uses_mrp:
-            state = _state(self._block_size, 0)
-            self._for_mrp.append(row._replace(state=state, sampling=None, rule=None, anchor=anchors[0]))
-        elif not self._has_failed:
-            self._num_stored += 1
-            self._share_stored()
-        self._ahead = self._after(following[0], anchors[1], self._block_size) if following else None
+        elif following:
+            self._ahead = self._after(following[0], anchors[1], self._block_size)
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
@@ -321,8 +287,7 @@ class RunningRequest:
         self._decoding.close()
         self._query = None
         self._masks.clear()
-        self._finished.clear()
-        self.written.clear()
+        self.blocks.clear()
         self.finish_reason = "abort"
         self.stats.add_event(self._num_blocks, (), end=EventEnd("abort", error=error))
 
@@ -366,7 +331,7 @@ class RunningRequest:
             if self.finish_reason is not None:
                 return
             block = self._canvas.block
-            self._store(block, self._index - 1)
+            self.blocks.add(block, self._index - 1)
             if self._matcher is not None:
                 self._matcher.advance(block.tokens[self._head :])
             if self._adjuster is not None:
@@ -449,7 +414,7 @@ class RunningRequest:
 
     def _rows_ahead(self, ahead: Ahead) -> list[Row]:
         row = Row(
-            _state(self._block_size, ahead.masked),
+            unknown_state(self._block_size, ahead.masked),
             ahead.index,
             self.lease.pages,
             writes_kv=ahead.uncertain,
@@ -461,7 +426,7 @@ class RunningRequest:
         )
         if not ahead.uncertain or ahead.index + 1 == len(self.lease.pages):
             return [row]
-        state = _state(self._block_size, self._block_size)
+        state = unknown_state(self._block_size, self._block_size)
         return [row, row._replace(state=state, index=ahead.index + 1, writes_kv=False, after=None)]
 
     def _refined(self, query: Refine) -> Row:
@@ -480,21 +445,3 @@ class RunningRequest:
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
         )
-
-    def _store(self, block: Block, index: int) -> None:
-        self._finished.append(block.tokens)
-        if index == self._next_stored:
-            self._unwritten.append(Row(block, index, self.lease.pages, writes_kv=True))
-            self._next_stored += 1
-        self._share_stored()
-
-    def _share_stored(self) -> None:
-        while self._num_stored and self._finished:
-            self.written.append(self._finished.popleft())
-            self._num_stored -= 1
-
-
-@lru_cache
-def _state(block_size: int, masked: int) -> Block:
-    """A state that only the device knows: only its number of masked positions is right."""
-    return Block((0,) * (block_size - masked) + (MASKED,) * masked)

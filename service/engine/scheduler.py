@@ -243,8 +243,9 @@ class Scheduler:
             self._publish(running)
 
     def _publish(self, running: RunningRequest) -> None:
-        while running.written:
-            self._pages.publish(running.lease, running.written.popleft())
+        written = running.blocks.written
+        while written:
+            self._pages.publish(running.lease, written.popleft())
 
     def remove(self, running: RunningRequest) -> None:
         self.running.remove(running)

@@ -26,22 +26,22 @@ class ScoringRequest(RunningRequest):
 
     @property
     def num_rows(self) -> int:
-        return super().num_rows + len(self._blocks)
+        return super().num_rows + len(self._to_score)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         rows = super().next_rows(budget, prompt_budget)
-        if len(rows) == len(self._unwritten):
-            rows += islice(self._blocks, budget - len(rows))
+        if len(rows) == len(self.blocks.unwritten):
+            rows += islice(self._to_score, budget - len(rows))
         return rows
 
     @property
     def waits(self) -> bool:
-        return not self._unwritten and not self._blocks
+        return not self.blocks.unwritten and not self._to_score
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         stored = sum(row.index < self._prompt_blocks for row in rows)
         for _ in range(len(rows) - stored):
-            self._blocks.popleft()
+            self._to_score.popleft()
         self._num_unread += len(rows) - stored
         if stored:
             super().begin(rows[:stored], anchors[:stored])
@@ -55,7 +55,7 @@ class ScoringRequest(RunningRequest):
         for row, prediction in zip(rows[stored:], predictions[stored:], strict=True):
             self._scores += self._scored(row, prediction)
         self._num_unread -= len(rows) - stored
-        if not self._unwritten and not self._blocks and not self._num_unread:
+        if not self.blocks.unwritten and not self._to_score and not self._num_unread:
             self._end("stop")
         return kinds
 
@@ -64,7 +64,7 @@ class ScoringRequest(RunningRequest):
             self._end(reason)
 
     def fail(self, error: MrpServeError) -> None:
-        self._blocks.clear()
+        self._to_score.clear()
         super().fail(error)
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
@@ -72,7 +72,7 @@ class ScoringRequest(RunningRequest):
         self._canvas, self._decoding = Canvas(Block(())), self.request.mode.decode(Canvas(Block(())))
         self._scores: list[tuple[int, PositionLogprobs]] = []
         last = max(position for position, token in enumerate(head) if token == MASKED) // size
-        self._blocks = deque(
+        self._to_score = deque(
             self._block(head[index * size :][:size], self._prompt_blocks + index, last=index == last)
             for index in range(last + 1)
         )
@@ -89,6 +89,6 @@ class ScoringRequest(RunningRequest):
                 yield position, pick.logprobs or PositionLogprobs()
 
     def _end(self, reason: FinishReason) -> None:
-        self._blocks.clear()
+        self._to_score.clear()
         self.finish_reason = reason
         self.stats.add_event(0, (), end=EventEnd(reason, position_logprobs=tuple(self._scores)))
