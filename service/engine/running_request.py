@@ -95,6 +95,11 @@ class RunningRequest:
         self._continue(next(self._decoding, None))
 
     @property
+    def has_pace(self) -> bool:
+        """Whether rows may begin before the predictions of earlier ones are read."""
+        return self._pace is not None
+
+    @property
     def uses_mrp(self) -> bool:
         return self._drafts.uses_mrp
 
@@ -172,18 +177,15 @@ class RunningRequest:
             return []
         return self._drafts.expected_gains(query.gains)
 
-    def next_refinement(self, *, ahead: bool) -> list[Row]:
-        """Rows for the next forward of MRP in this step. `ahead`: those that need no prediction that is not read.
-
-        The caller must call `receive_refinement`.
-        """
-        if self.finish_reason is not None:
+    def next_refinement_ahead(self) -> list[Row]:
+        """Rows for the next forward of MRP in this step, before the last forward is read."""
+        if self._ahead is None or self.waits:
             return []
-        if ahead:
-            if self._ahead is None or self.waits:
-                return []
-            return [*self.blocks.for_mrp, *(self._rows_ahead(self._ahead) if self._refines(self._ahead) else ())]
-        if self._num_unread:
+        return [*self.blocks.for_mrp, *(self._rows_ahead(self._ahead) if self._refines(self._ahead) else ())]
+
+    def next_refinement(self) -> list[Row]:
+        """Rows for the next forward of MRP in this step. The caller must call `receive_refinement`."""
+        if self.finish_reason is not None or self._num_unread:
             return []
         if isinstance(self._query, Refine):
             return [*self.blocks.for_mrp, self._refined(self._query)]
@@ -191,7 +193,7 @@ class RunningRequest:
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
-        if self._pace is None and rows[0].anchor is None and not rows[0].writes_kv:  # the usual case in turns
+        if self._pace is None and not rows[0].writes_kv:  # the usual case in turns
             self._num_unread += 1
             return
         stored = self.blocks.begin(rows, anchors)

@@ -54,7 +54,8 @@ class RunningStep:
         self._with_mrp = [running for running, _ in plan if running.uses_mrp]
         self._work, self._mrp_rows = planner.work, list[int]()
         self._forwards = [self._begin("backbone", plan)]
-        while plan := self._refinements(ahead=True):
+        named = [running for running in self._with_mrp if running.has_pace]
+        while named and (plan := [(running, rows) for running in named if (rows := running.next_refinement_ahead())]):
             self._forwards.append(self._begin("mrp", plan))
 
     def finish(self, counts: Counter[ForwardKind]) -> None:
@@ -65,7 +66,7 @@ class RunningStep:
         self._planner.resume(self._work)
         for forward in self._forwards:
             self._read(forward, counts)
-        while plan := self._refinements(ahead=False):
+        while plan := [(running, rows) for running in self._with_mrp if (rows := running.next_refinement())]:
             self._read(self._begin("mrp", plan), counts)
         self._planner.end(self._mrp_rows)
 
@@ -78,9 +79,6 @@ class RunningStep:
             start, end = end, end + len(rows)
             running.begin(rows, pending.anchors[start:end])
         return _Forward(network, plan, pending)
-
-    def _refinements(self, *, ahead: bool) -> StepRows:
-        return [(running, rows) for running in self._with_mrp if (rows := running.next_refinement(ahead=ahead))]
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
         kinds = list[tuple[ForwardKind, ...]]()
