@@ -45,12 +45,7 @@ class Scheduler:
     """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
 
     def __init__(
-        self,
-        pages: PrefixCache,
-        block_size: int,
-        config: EngineConfig,
-        planner: DraftPlanner,
-        prompt_rows: int,
+        self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue()
         self.running: list[RunningRequest] = []

@@ -77,7 +77,10 @@ class RunningStep:
         end = 0
         for running, rows in plan:
             start, end = end, end + len(rows)
-            running.begin(rows, pending.anchors[start:end])
+            try:
+                running.begin(rows, pending.anchors[start:end])
+            except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                end_alone(running, error)
         return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:

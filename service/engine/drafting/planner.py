@@ -163,7 +163,7 @@ class DraftPlanner:
     def _turn(self, num_running: int) -> float:
         """The time that plain forwards of the running requests save when they begin ahead."""
         turn = self.costs().turn
-        return max(0.0, min(turn.at(num_running), turn.points[-1][1])) if turn else 0.0
+        return turn.at(min(num_running, turn.points[-1][0])) if turn else 0.0
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
         """The current budget of a request, by the reliability of its kind of drafts and the pages of each state."""
