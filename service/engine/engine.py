@@ -94,8 +94,7 @@ class Engine:
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
         config = replace(config, async_scheduling=config.goes_ahead(checkpoint.device.type) and runner.keeps_states)
         measured = partial(measure, runner, config.max_rows, has_mrp, clock, ahead=bool(config.async_scheduling))
-        costs = deps.costs
-        self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows, size)
+        self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)

@@ -13,6 +13,7 @@ import os
 import pickle
 import subprocess
 import sys
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Launcher:
             self._answers[request] = pickle.load(self._process.stdout)
         answer = self._answers[request]
         if isinstance(answer, Exception):
-            raise answer
+            raise copy(answer)  # a kept exception would keep the frames of its traceback
         return answer
 
 

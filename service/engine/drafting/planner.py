@@ -38,11 +38,12 @@ _Kind = tuple[str, bool, bool, bool]
 
 
 class DraftPlanner:
-    """The prices of one engine. `costs` is called once, for the first request that needs a price."""
+    """The prices of one engine. `costs`: the costs, or a function that measures them once they are needed."""
 
-    def __init__(self, costs: Callable[[], StepCosts], max_rows: int, block_size: int = 8) -> None:
-        self._measure, self._max_rows, self._block_size = costs, max_rows, block_size
-        self._costs: StepCosts | None = None
+    def __init__(self, costs: StepCosts | Callable[[], StepCosts], max_rows: int, block_size: int = 8) -> None:
+        self._max_rows, self._block_size = max_rows, block_size
+        self._costs: StepCosts | None = costs if isinstance(costs, StepCosts) else None
+        self._measure = costs
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self._ahead = 0.0  # and the share of requests whose next forward begins ahead
@@ -57,7 +58,7 @@ class DraftPlanner:
 
     def costs(self) -> StepCosts:
         if self._costs is None:
-            self._costs = self._measure()
+            self._costs = self._measure if isinstance(self._measure, StepCosts) else self._measure()
         return self._costs
 
     def mrp_steps(self, request: GenerationRequest, num_running: int) -> int | None:
@@ -154,9 +155,11 @@ class DraftPlanner:
     def rows_are_free(self) -> bool:
         """Whether a forward ahead of results takes less time with a second row for each request than one in turns.
 
-        In turns a request also has a second row when it stores a block.
+        In turns a request also has a second row when it stores a block. No costs are measured for this alone.
         """
-        count, backbone = self.work.num_running, self.costs().backbone
+        if self._costs is None:
+            return False
+        count, backbone = self.work.num_running, self._costs.backbone
         blocks = min(1.0, self._tokens / self._block_size)
         return backbone.filled(2 * count) - self._turn(count) < backbone.filled(round(count * (1 + blocks)))
 
