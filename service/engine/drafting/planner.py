@@ -281,13 +281,16 @@ class PlannedDrafts(RequestDrafts):
         self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
 
     def budget(self) -> DraftBudget:
-        budget = self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
+        """The budget of a search that now begins."""
+        budget = self._present_budget()
         self._next_search = budget.states > 0 and budget.row < 1
         return budget
 
     def drafts_next(self) -> bool:
-        budget = self.budget()
-        return worth_drafting(self._rule, budget)
+        return worth_drafting(self._rule, self._present_budget())
+
+    def _present_budget(self) -> DraftBudget:
+        return self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         price = self._planner.reading(self.pages, self._tenant)

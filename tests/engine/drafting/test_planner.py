@@ -168,6 +168,15 @@ class TestSearches:
         assert searches[0]
         assert sum(searches[100:164]) == 4
 
+    def test_the_question_whether_drafts_follow_counts_as_no_search(self) -> None:
+        planner = DraftPlanner(self.COSTS, 256)
+        drafts = planned(planner)
+        for _ in range(401):  # steps ahead of results: the policy makes no search
+            planner.begin(1)
+            assert drafts.drafts_next()
+            drafts.record(1, verified([], 1), ahead=True)
+            planner.end([])
+
     def test_searches_begin_again_where_they_pay_again(self) -> None:
         planner = DraftPlanner(lambda: self.COSTS, 256)
         searching(planner, -0.2, 200)
