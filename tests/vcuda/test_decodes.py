@@ -135,7 +135,7 @@ def test_updated_weights_reach_captured_graphs(device, tmp_path):
     folder = other_weights(tmp_path / "other")
     _, chosen = golden(GOLDEN_NAMES[0], 1)
     checkpoint = load_checkpoint(FIRST, LoadOptions(torch.float32, "cuda"))
-    engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=FAIR))
     engine.prepare()
     before = [done.token_ids for done in engine.generate(chosen)]
     captures = device.counts.captures
@@ -151,7 +151,7 @@ def test_updated_weights_reach_captured_graphs(device, tmp_path):
 def test_sleep_gives_all_bytes_back(device, name):
     """KV cache and graphs at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
     checkpoint = on_device(name)
-    engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=FAIR))
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=FAIR))
     engine.prepare()
     _, chosen = golden(name, 1)
     before = [done.token_ids for done in engine.generate(chosen)]
