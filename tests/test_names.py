@@ -22,6 +22,8 @@ PRONOUNS = re.compile(
 )
 #: the beginnings of a test's name that hide its subject
 SUBJECTLESS = re.compile("test_(what|who|nobody|how|whoever|whatever)_")
+#: a pronoun in a source where a name may be bound, or such a beginning; other sources need not be parsed
+SUSPECT = re.compile(rf"(?<!\w){PRONOUNS.pattern}\s*([=:,)\](]|\bin\b)|{SUBJECTLESS.pattern}|\bas {PRONOUNS.pattern}\b")
 #: the most arguments of a call that a reader can tell apart without names; kernels of Triton take more
 MAX_POSITIONAL = 6
 #: words by which an engineer from vLLM, SGLang or Hugging Face looks for things
@@ -84,7 +86,8 @@ def test_variables_are_called_by_nouns(folder: str) -> None:
     pronouns = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for name, line in bindings(ast.parse(path.read_text(encoding="utf-8")))
+        if SUSPECT.search(source := path.read_text(encoding="utf-8"))
+        for name, line in bindings(ast.parse(source))
         if PRONOUNS.fullmatch(name) or SUBJECTLESS.match(name)
     ]
     assert pronouns == []
@@ -107,8 +110,10 @@ def test_the_fields_word_finds_its_place(word: str) -> None:
     assert any(pattern.search(source) for source in SOURCES.values())
 
 
-@pytest.mark.parametrize("habit", HABITS)
-def test_sentences_name_their_nouns(habit: str) -> None:
-    pattern, most = HABITS[habit]
-    having = [f"{path}: {sentence}" for sentence, path in sentences() if re.search(pattern, sentence)]
-    assert len(having) <= most, "\n".join(having)
+def test_sentences_name_their_nouns() -> None:
+    having = defaultdict(list)
+    for sentence, path in sentences():
+        for habit, (pattern, _) in HABITS.items():
+            if re.search(pattern, sentence):
+                having[habit].append(f"{path}: {sentence}")
+    assert {habit: lines for habit, lines in having.items() if len(lines) > HABITS[habit][1]} == {}
