@@ -17,7 +17,6 @@ VERBS = {"+": "gets", "-": "loses"}
 
 #: Words before a step. Without them the step starts with a capital letter.
 LEADS = ("", "First, ", "Now, ", "Well, ", "Then ", "OK so ")
-LEAD_WEIGHTS = (0.40, 0.12, 0.12, 0.12, 0.12, 0.12)
 
 #: Words that may stand in some holes: `E` and `F`, `N` and `M`, `H`, `B`.
 MAKES = ("makes", "is", "gives", "=")

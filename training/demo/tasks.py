@@ -1,7 +1,7 @@
 """Draws problems and their answers in the demo's language (`service/demo/grammar.py`).
 
 Every answer draws a new phrasing, and the rest of the answer must agree with it, also what stands before. A parallel
-decoder makes errors just there. `service.demo.is_heldout` decides whether a problem may be used in training.
+decoder makes errors just there. `training.demo.text.is_heldout` decides whether a problem may be used in training.
 """
 
 import random
@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from service.demo import grammar, is_heldout
+from service.demo import grammar
 from service.demo.problems import Code, Story, parse
+from training.demo.text import is_heldout
 
 #: shares of stories, forms and code
 SHARES = (0.65, 0.15, 0.2)
 #: shares of stories with one, two and three events
 EVENT_SHARES = (0.2, 0.4, 0.4)
 REUSE_SHARE, DOUBLE_SHARE = 0.4, 0.4
+#: the weights of `grammar.LEADS`
+_LEAD_WEIGHTS = (0.40, 0.12, 0.12, 0.12, 0.12, 0.12)
 
 _WORDS = {
     "E": grammar.MAKES, "F": grammar.MAKES, "N": grammar.IS, "M": grammar.IS, "H": grammar.HENCE, "B": grammar.AS,
@@ -89,7 +92,7 @@ def _story(rng: random.Random, story: Story) -> str:
             fields |= {"m": totals[at + 1], "Z": choose(rng, grammar.sums(str(totals[at + 1]), *events[at + 1]))}
         line = choose(rng, grammar.DOUBLE_LINES if double else grammar.LINES)
         if end == grammar.ENDS[0]:
-            line = grammar.with_lead(rng.choices(grammar.LEADS, grammar.LEAD_WEIGHTS)[0], line)
+            line = grammar.with_lead(rng.choices(grammar.LEADS, _LEAD_WEIGHTS)[0], line)
         at, lines = at + 1 + double, lines + 1
         end = choose(rng, grammar.ENDS) if at < len(events) else grammar.ENDS[0]
         text += _fill(rng, line + end, fields | {"A": story.name, "it": story.items})

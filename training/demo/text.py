@@ -37,9 +37,9 @@ def _sources(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
-def is_heldout(name: str) -> bool:
-    """Whether a file is held out of training (about one in ten)."""
-    return hashlib.sha256(name.encode()).digest()[0] < _HELDOUT_OF_256
+def is_heldout(text: str) -> bool:
+    """Whether the file of a name, or a problem, is held out of training (about one in ten). Its hash decides."""
+    return hashlib.sha256(text.encode()).digest()[0] < _HELDOUT_OF_256
 
 
 class Windows:
