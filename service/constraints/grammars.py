@@ -38,8 +38,6 @@ _MAX_SIZE, _MAX_CALLS_SIZE = 20_000, 100_000
 _TRIES = 200
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
-#: the indices of the schema of a tool and of its strictness, in a constraint's source
-_SCHEMA, _STRICT = 2, 4
 
 _log = logging.getLogger(__name__)
 
@@ -96,10 +94,10 @@ def _with_lenient_tools(constraint: Constraint, is_wrong: Callable[[Any], bool])
     if constraint.kind != "calls":
         return constraint
     source = json.loads(constraint.source)
-    wrong = [form for form in source["forms"] if not form[_STRICT] and is_wrong(form[_SCHEMA])]
+    wrong = [form for form in source["forms"] if not form["strict"] and is_wrong(form["schema"])]
     for form in wrong:
-        plain = without_patterns(form[_SCHEMA])
-        form[_SCHEMA] = _ANY_OBJECT if is_wrong(plain) else plain
+        plain = without_patterns(form["schema"])
+        form["schema"] = _ANY_OBJECT if is_wrong(plain) else plain
     if not wrong:
         return constraint
     _log.warning("%d of %d tools have wrong schemas, which are not enforced", len(wrong), len(source["forms"]))
@@ -119,7 +117,7 @@ def _with_names(constraint: Constraint, vocabulary: TokenVocabulary) -> Constrai
 
     if constraint.kind == "calls":
         for form in source["forms"]:
-            form[_SCHEMA] = rewritten(form[_SCHEMA])
+            form["schema"] = rewritten(form["schema"])
     else:
         source = rewritten(source)
     return replace(constraint, source=json.dumps(source, ensure_ascii=False))
@@ -146,7 +144,7 @@ def _is_unsafe(schema: Any) -> bool:
 def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
     """The schemas of a constraint, with the names of their tools."""
     if constraint.kind == "calls":
-        return [(name, schema) for name, _, schema, *_ in json.loads(constraint.source)["forms"]]
+        return [(form["name"], form["schema"]) for form in json.loads(constraint.source)["forms"]]
     if constraint.kind == "tags":
         return [("", schema) for schema in schemas_in(json.loads(constraint.source))]
     return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
