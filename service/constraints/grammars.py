@@ -67,11 +67,11 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Guid
 
 def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
     """The grammar as the library takes it, without the preamble."""
-    for tool, schema in _schemas(constraint):
+    for subject, schema in _schemas(constraint):
         try:
             check_schema(schema)
         except ValueError as error:
-            raise _wrong(constraint, f"{_tool_prefix(tool)}{error}") from None
+            raise _wrong(constraint, f"{subject}{error}") from None
     content = None
     if constraint.content is not None:
         compile_grammar(constraint.content, vocabulary)  # so that an error names the content's field
@@ -142,16 +142,13 @@ def _is_unsafe(schema: Any) -> bool:
 
 
 def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
-    """The schemas of a constraint, with the names of their tools."""
+    """The schemas of a constraint. Each has the beginning of an error about it: the tool to which it belongs."""
     if constraint.kind == "calls":
-        return [(form["name"], form["schema"]) for form in json.loads(constraint.source)["forms"]]
+        forms = json.loads(constraint.source)["forms"]
+        return [(f"the parameters of {form['name']!r}: ", form["schema"]) for form in forms]
     if constraint.kind == "tags":
         return [("", schema) for schema in schemas_in(json.loads(constraint.source))]
     return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
-
-
-def _tool_prefix(tool: str) -> str:
-    return f"the parameters of {tool!r}: " if tool else ""
 
 
 def _json(source: str) -> str:
@@ -200,12 +197,10 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
 
 def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: TokenVocabulary) -> str:
     """The error of a grammar. For a schema, with the path of the innermost part that is wrong by itself."""
-    for tool, schema in _schemas(constraint):
-        if constraint.kind == "json":
-            return _path(schema, vocabulary) + matcher.get_error()
+    for subject, schema in _schemas(constraint):
         schema_matcher = _schema_matcher(schema, vocabulary)
         if schema_matcher.is_error():
-            return _tool_prefix(tool) + _path(schema, vocabulary) + schema_matcher.get_error()
+            return subject + _path(schema, vocabulary) + schema_matcher.get_error()
     return matcher.get_error()
 
 
@@ -225,10 +220,9 @@ def _path(root: Any, vocabulary: TokenVocabulary) -> str:
 def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: TokenVocabulary) -> bool:
     definitions = {name: root[name] for name in ("$defs", "definitions") if isinstance(part, dict) and name in root}
     try:
-        grammar = _json(json.dumps({**definitions, **part} if isinstance(part, dict) else part))
+        return _schema_matcher({**definitions, **part} if isinstance(part, dict) else part, vocabulary).is_error()
     except ValueError:
         return True
-    return _matcher(grammar, vocabulary).is_error()
 
 
 def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -186,17 +186,14 @@ class _Adapter:
         properties, other_values = schema.get("properties", {}), schema.get("additionalProperties", True)
         if not isinstance(names, dict) or not isinstance(properties, dict) or "patternProperties" in schema:
             return set()
+        is_pattern = set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern"))
         texts = [names["const"]] if "const" in names else items_of(names.get("enum"))
         if texts and set(names) <= _CONSTANT_NAMES and all(isinstance(text, str) for text in texts):
             if len(texts) * len(json.dumps(other_values)) > _MAX_COPIES:
                 return set()
             schema["properties"] = {name: value if name in texts else False for name, value in properties.items()}
             schema["properties"] |= {name: other_values for name in texts if name not in properties}
-        elif (
-            set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern")) and not properties
-        ):
-            if items_of(schema.get("required")):
-                return set()
+        elif is_pattern and not properties and not items_of(schema.get("required")):
             schema["patternProperties"] = {names["pattern"]: other_values}
         else:
             return set()

@@ -20,9 +20,9 @@ from service.text.tools import (
     ToolCallDelta,
     ToolCallStart,
     ToolUse,
-    collect,
     parse_output,
 )
+from service.text.tools.output_parser import collect
 
 QWEN3 = TOOL_FORMATS["qwen3"]
 
