@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from service.demo import grammar
-from service.demo.grammar import BODIES, FIELDS, line_patterns, pattern, sums
-from service.demo.problems import Code, Story, parse
+from service.demo.grammar import BODIES, FIELDS, Code, Story, line_patterns, parse, pattern, sums
 
 #: What may stand in a hole.
 Facts = Mapping[str, Collection[str]]

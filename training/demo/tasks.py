@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.demo import grammar
-from service.demo.problems import Code, Story, parse
+from service.demo.grammar import Code, Story, parse
 
 #: shares of stories, forms and code
 SHARES = (0.65, 0.15, 0.2)
