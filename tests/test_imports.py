@@ -4,11 +4,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.sources import ROOT, parsed
 
 #: part of the code: modules of ours it may import besides itself (a package allows what is in it).
 #: The first part that a module is within counts.
@@ -128,9 +127,11 @@ def violations(module: str, names: Iterable[str]) -> list[str]:
 @cache
 def imports() -> dict[str, list[str]]:
     """Every module that is shipped or trains -> the modules that it imports."""
-    files = [path for folder in ("service", "training") for path in sorted((ROOT / folder).rglob("*.py"))]
-    names = (".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files)
-    return {name: list(imported(ast.parse(path.read_text("utf-8")))) for name, path in zip(names, files, strict=True)}
+    trees = parsed("service") | parsed("training")
+    return {
+        path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): list(imported(tree))
+        for path, tree in trees.items()
+    }
 
 
 def test_every_module_keeps_the_rule() -> None:
@@ -239,10 +240,8 @@ SIDE_FOLDERS = {
 def side_imports(folder: str) -> Iterator[tuple[str, str]]:
     """The files of a folder with the modules of ours that they import."""
     ours = ("service", "training", "tests", *SIDE_FOLDERS)
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        for name in imported(ast.parse(path.read_text("utf-8"))):
-            if name.split(".")[0] in ours:
-                yield str(path.relative_to(ROOT)), name
+    for path, tree in parsed(folder).items():
+        yield from ((path, name) for name in imported(tree) if name.split(".")[0] in ours)
 
 
 @pytest.mark.parametrize("folder", SIDE_FOLDERS)

@@ -6,13 +6,12 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.sources import ROOT, parsed
+
 SOURCES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in (ROOT / "service").rglob("*.py")}
-TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
 #: folders whose variables are nouns, too
 OTHERS = ("tests", "training", "loadtest", "benchmarks", "dev")
 
@@ -44,7 +43,7 @@ HABITS = {
 def definitions() -> dict[str, list[str]]:
     """Where each class and each alias of the top level is defined."""
     paths = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in parsed("service").items():
         for node in tree.body:
             match node:
                 case ast.ClassDef(name=name):
@@ -67,7 +66,7 @@ def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def sentences() -> Iterator[tuple[str, str]]:
     """The sentences of docstrings and comments, and their files."""
-    for path, tree in TREES.items():
+    for path, tree in parsed("service").items():
         nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, nodes)]
         tokens = tokenize.generate_tokens(io.StringIO(SOURCES[path]).readline)
@@ -96,7 +95,7 @@ def test_variables_are_called_by_nouns(folder: str) -> None:
 def test_calls_name_their_arguments() -> None:
     crowded = [
         f"{path}:{node.lineno} {ast.unparse(node.func)}"
-        for path, tree in TREES.items()
+        for path, tree in parsed("service").items()
         if "kernels" not in path and "triton" not in path
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and len(node.args) > MAX_POSITIONAL and not isinstance(node.func, ast.Subscript)
