@@ -55,9 +55,10 @@ class GrammarCompiler:
             if (grammar := self.cached(constraint, owner)) is not None:
                 return grammar
             self._threads = self._threads or _threads_with_deep_stacks()
+            compiling = asyncio.wrap_future(self._threads.submit(self._compile, constraint))
             key = (owner.salt, constraint)
             try:
-                grammar, size = await asyncio.wrap_future(self._threads.submit(self._compile, constraint))
+                grammar, size = await compiling
             except InvalidRequest as error:
                 if not isinstance(error, ConstraintNotAvailable):
                     self._cache.add(key, owner.tenant, copy(error))  # without its traceback
