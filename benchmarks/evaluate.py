@@ -9,25 +9,26 @@ from rich.table import Table
 
 from benchmarks import options as cli
 from benchmarks.evaluation import Score, Variant, evaluate
-from service.decode.modes import Speculative
-from service.decode.registry import make_mode
+from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.files import display_name
 from service.model.quantization.schemes import QUANT_SCHEMES
-from service.quality.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
+from service.quality.calibration.plans import parse_plan
 from service.quality.calibration.prompts import demo, tasks_of
 from service.text import TextCodec
 
-#: mode -> the knobs that are tried by default: few, so that the table can be read
-_GRID: Grid = {
-    "dynamic": thresholds(0.3, 0.5, 0.7, 0.9),
-    "sequential": entropy_bounds(0.1, 1.0),
-    "entropy": entropy_bounds(0.1, 1.0),
-    "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}),
-    "speculative": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),
-    "remask": thresholds(0.3, 0.5, 0.7, 0.9),
-}
+#: the modes that are tried by default: few, so that the table can be read
+_MODES: tuple[DecodingMode, ...] = (
+    Static(),
+    *map(Dynamic, (0.3, 0.5, 0.7, 0.9)),
+    *(Sequential(entropy_bound=bound) for bound in (0.1, 1.0)),
+    *map(Entropy, (0.1, 1.0)),
+    *map(Direct, (1, 2)),
+    *map(Speculative, (1, 2, 4)),
+    *map(Remask, (0.3, 0.5, 0.7, 0.9)),
+)
 
 
 @cli.with_fields("options", cli.ModelOptions)
@@ -78,7 +79,7 @@ def parse_variant(text: str) -> Variant:
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:
     """Static first. A mode that needs MRP is also tried with MRP's output set to zero."""
-    plans = [make_mode(mode, knobs) for mode, knobs in grid_lines(_GRID)]
+    plans = list(_MODES)
     if not with_mrp:
         plans = [mode for mode in plans if not mode.needs_mrp]
         plans += [Speculative(0, drafts) for drafts in (1, 4)]

@@ -3,13 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from service import errors
+from tests.sources import ROOT, parsed
 
-ROOT = Path(__file__).parents[1]
 GENERATED = {"settings.md", "metrics.md", "commands.md"}
 PAGES = {
     name: re.sub(r"^```.*?^```", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -19,12 +18,6 @@ PAGES = {
     ]
 }
 MODULES = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
-CLASSES = {
-    (f"/{path.relative_to(ROOT)}", node.name)
-    for path in (ROOT / "service").rglob("*.py")
-    for node in ast.parse(path.read_text("utf-8")).body
-    if isinstance(node, ast.ClassDef)
-}
 #: a habit of dense prose -> its pattern in a sentence that is no question
 HABITS = {
     "a clause instead of a noun": r"\b[Ww]hat(ever)?\b",
@@ -41,9 +34,15 @@ def missing_modules(text: str) -> list[str]:
 
 def missing_classes(text: str) -> Iterator[str]:
     """The classes in code spans that `service` lacks, or lacks in the module or folder in brackets behind them."""
+    classes = [
+        (f"/{path}", node.name)
+        for path, tree in parsed("service").items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
     for spans, path in re.findall(r"((?:`[A-Z][^`]*`(?:, )?)+)(?: \(`([\w/]+(?:\.py|/))`\))?", text):
         for name in re.findall(r"`([A-Z]\w*[a-z]\w*)\b[^`]*`", spans):
-            if not any(name == other and f"/{path}" in module for module, other in CLASSES):
+            if not any(name == other and f"/{path}" in module for module, other in classes):
                 yield f"{name} ({path})" if path else name
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_imports import ROOT
+from tests.sources import ROOT
 
 #: msgspec is the one wheel that must be brought (CONTRIBUTING.md)
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "msgspec", "pytest")

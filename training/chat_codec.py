@@ -46,7 +46,7 @@ class ChatCodec:
         An assistant's content begins and ends with a whole token, as it does when it is decoded. `answer`: whether the
         template writes the beginning of an answer after the last message.
         """
-        encode, rendered = self._codec.encode_rendered, self._codec.render(messages, answer=answer)
+        encode, rendered = self._codec.encode_rendered, self._codec.template.render(messages, answer=answer)
         pieces: list[tuple[list[int], int | None]] = []
         end = 0
         for span in assistant_spans(self._codec.template, messages, rendered, answer=answer):
@@ -144,7 +144,8 @@ class _Letters:
         spans: list[tuple[str, int, int]] = []
         for mark, index in marks:
             last_mark, start, end = spans[-1] if spans else ("", 0, 0)
-            if last_mark == mark and not self._aliases.are_in(rendered[end:index]):
+            between = rendered[end:index]
+            if last_mark == mark and self._aliases.restore(between) == between:
                 spans[-1] = (mark, start, index)
             else:
                 spans.append((mark, index - 1, index))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from service.api.parse import Prompt, RequestContext, constraint_of
 from service.api.protocol import CommonFields, Json
-from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
+from service.constraints.constraint import Constraint, Preamble, ToolCallForm
 from service.errors import InvalidRequest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
@@ -73,9 +73,9 @@ def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
         for tool in use.callable
     ]
     return Constraint.calls(
-        CallTexts(form.opening, form.between, form.closing),
         forms,
+        opening=form.opening,
+        between=form.between if use.parallel else None,
         required=use.choice == "required",
-        parallel=use.parallel,
         content=content,
     )

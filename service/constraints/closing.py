@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from service.constraints.references import References, items_of, objects_of
+from service.constraints.references import References, items_of, names_of, objects_of, properties_of
 
 _LISTS = ("allOf", "anyOf", "oneOf")
 _OBJECTS = frozenset({
@@ -42,12 +42,12 @@ class ClosedObjects:
         if self._visits > _MAX_VISITS or id(schema) in self._extended or not (composed or named):
             return None
         if not composed:
-            return dict.fromkeys([*_properties(schema), *_texts(schema.get("required"))])
+            return dict.fromkeys(names_of(schema))
         names: dict[str, None] = {}
         for number, part in enumerate(self._same_value(schema)):
             if "patternProperties" in part or (number and "additionalProperties" in part):
                 return None
-            names |= dict.fromkeys([*_properties(part), *_texts(part.get("required"))])
+            names |= dict.fromkeys(names_of(part))
         return names if names and self._visits <= _MAX_VISITS else None
 
     def has_alternatives(self, schema: dict[str, Any]) -> bool:
@@ -66,7 +66,7 @@ class ClosedObjects:
         for part in self._same_value(*roots, *schemas):
             if not any(part is root for root in roots) and id(part) not in self._extended:
                 marked.add(id(part))
-            for name, value in _properties(part).items():
+            for name, value in properties_of(part).items():
                 by_name[name].append(value)
         self._extended |= marked
         if marked:
@@ -81,7 +81,7 @@ class ClosedObjects:
             part = parts.pop()
             if id(part) not in visited:
                 visited.add(id(part))
-                self._visits += 1 + len(_properties(part))
+                self._visits += 1 + len(properties_of(part))
                 yield part
                 parts += reversed(self._parts(part))
 
@@ -91,12 +91,3 @@ class ClosedObjects:
             with suppress(KeyError):
                 parts.append(self._references.target(reference))
         return [part for part in parts if isinstance(part, dict)]
-
-
-def _properties(schema: dict[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
-def _texts(value: Any) -> list[str]:
-    return [item for item in items_of(value) if isinstance(item, str)]

@@ -48,15 +48,6 @@ class Preamble(Data, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class CallTexts:
-    """The texts around tool calls: `opening`, a call, `between` before each further call, `closing`."""
-
-    opening: str
-    between: str
-    closing: str
-
-
-@dataclass(frozen=True, slots=True)
 class ToolCallForm:
     """A call of the tool `name`: `head`, its arguments as JSON that fits `schema`, `tail`."""
 
@@ -129,30 +120,31 @@ class Constraint(Data, frozen=True):
     @classmethod
     def calls(
         cls,
-        texts: CallTexts,
         forms: Sequence[ToolCallForm],
         *,
+        opening: str,
+        between: str | None,
         required: bool,
-        parallel: bool,
         content: Constraint | None = None,
     ) -> Constraint:
         """Calls of tools, after a text or none. InvalidRequest if the schemas are too large, or strict and unsupported.
 
-        `required`: calls only. `parallel`: several calls. `content`: the constraint on an answer without calls; None:
-        any text that does not begin a call.
+        `opening`: the text before the first call. `between`: the text before each further one; None: one call at most.
+        `required`: calls only. `content`: the constraint on an answer without calls; None: any text that does not begin
+        a call.
         """
         for form in forms:
             _check_depth(form.schema, form.param)
         _within(_dumped([form.schema for form in forms]), MAX_TOOL_SCHEMAS, "tools")
         schemas = [_supported(form.schema, form.param, form.strict) for form in forms]
         source = {
-            "texts": [texts.opening, texts.between, texts.closing],
+            "opening": opening,
+            "between": between,
             "forms": [
-                [form.name, form.head, schema, form.tail, form.strict]
+                {"name": form.name, "head": form.head, "schema": schema, "tail": form.tail, "strict": form.strict}
                 for form, (schema, _) in zip(forms, schemas, strict=True)
             ],
             "required": required,
-            "parallel": parallel,
         }
         ignored = dict.fromkeys(path for _, paths in schemas for path in paths)
         return cls(

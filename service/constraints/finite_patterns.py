@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-from service.constraints.references import items_of, mapped, objects_of
+from service.constraints.references import mapped, names_of, objects_of
 
 #: parts of a pattern that are no alternatives of the whole: escapes, classes; and brackets
 _PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -30,19 +30,17 @@ def with_names_of_finite_patterns(schema: Any, is_empty: IsEmpty) -> Any:
 
 class _Rewriter:
     def __init__(self, root: Any, is_empty: IsEmpty) -> None:
-        names: dict[str, None] = {}
-        for part in objects_of(root):
-            properties, required = part.get("properties"), part.get("required")
-            names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
-            names |= dict.fromkeys(name for name in items_of(required) if isinstance(name, str))
-        self._names, self._is_empty, self._compared = list(names), is_empty, 0
+        self._names = list(dict.fromkeys(name for part in objects_of(root) for name in names_of(part)))
+        self._is_empty, self._compared = is_empty, 0
 
     def named(self, schema: dict[str, Any]) -> dict[str, Any]:
-        patterns = schema.get("patternProperties")
-        if isinstance(patterns, dict) and isinstance(schema.get("properties", {}), dict):
+        patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
+        if isinstance(patterns, dict) and isinstance(properties, dict):
             for pattern in list(patterns):
-                if matched := self._only_names(pattern):
-                    self._name(schema, matched, patterns.pop(pattern))
+                if names := self._only_names(pattern):
+                    value = patterns.pop(pattern)
+                    both = {name: {"allOf": [properties[name], value]} for name in names if name in properties}
+                    schema["properties"] = properties = {**properties, **dict.fromkeys(names, value), **both}
             if not patterns:
                 del schema["patternProperties"]
         return schema
@@ -55,13 +53,6 @@ class _Rewriter:
         matched = [name for name in self._names if _matches(pattern, name)]
         is_short = len(whole) + sum(map(len, matched)) <= _MAX_LENGTH
         return matched if matched and is_short and self._is_empty(whole, matched) else []
-
-    @staticmethod
-    def _name(schema: dict[str, Any], names: list[str], value: Any) -> None:
-        properties = dict(schema.get("properties", {}))
-        for name in names:
-            properties[name] = {"allOf": [properties[name], value]} if name in properties else value
-        schema["properties"] = properties
 
 
 def _whole(pattern: str) -> str | None:

@@ -38,8 +38,6 @@ _MAX_SIZE, _MAX_CALLS_SIZE = 20_000, 100_000
 _TRIES = 200
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
-#: the indices of the schema of a tool and of its strictness, in a constraint's source
-_SCHEMA, _STRICT = 2, 4
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +67,11 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Guid
 
 def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
     """The grammar as the library takes it, without the preamble."""
-    for tool, schema in _schemas(constraint):
+    for subject, schema in _schemas(constraint):
         try:
             check_schema(schema)
         except ValueError as error:
-            raise _wrong(constraint, f"{_tool_prefix(tool)}{error}") from None
+            raise _wrong(constraint, f"{subject}{error}") from None
     content = None
     if constraint.content is not None:
         compile_grammar(constraint.content, vocabulary)  # so that an error names the content's field
@@ -96,10 +94,10 @@ def _with_lenient_tools(constraint: Constraint, is_wrong: Callable[[Any], bool])
     if constraint.kind != "calls":
         return constraint
     source = json.loads(constraint.source)
-    wrong = [form for form in source["forms"] if not form[_STRICT] and is_wrong(form[_SCHEMA])]
+    wrong = [form for form in source["forms"] if not form["strict"] and is_wrong(form["schema"])]
     for form in wrong:
-        plain = without_patterns(form[_SCHEMA])
-        form[_SCHEMA] = _ANY_OBJECT if is_wrong(plain) else plain
+        plain = without_patterns(form["schema"])
+        form["schema"] = _ANY_OBJECT if is_wrong(plain) else plain
     if not wrong:
         return constraint
     _log.warning("%d of %d tools have wrong schemas, which are not enforced", len(wrong), len(source["forms"]))
@@ -119,7 +117,7 @@ def _with_names(constraint: Constraint, vocabulary: TokenVocabulary) -> Constrai
 
     if constraint.kind == "calls":
         for form in source["forms"]:
-            form[_SCHEMA] = rewritten(form[_SCHEMA])
+            form["schema"] = rewritten(form["schema"])
     else:
         source = rewritten(source)
     return replace(constraint, source=json.dumps(source, ensure_ascii=False))
@@ -144,16 +142,13 @@ def _is_unsafe(schema: Any) -> bool:
 
 
 def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
-    """The schemas of a constraint, with the names of their tools."""
+    """The schemas of a constraint. Each has the beginning of an error about it: the tool to which it belongs."""
     if constraint.kind == "calls":
-        return [(name, schema) for name, _, schema, *_ in json.loads(constraint.source)["forms"]]
+        forms = json.loads(constraint.source)["forms"]
+        return [(f"the parameters of {form['name']!r}: ", form["schema"]) for form in forms]
     if constraint.kind == "tags":
         return [("", schema) for schema in schemas_in(json.loads(constraint.source))]
     return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
-
-
-def _tool_prefix(tool: str) -> str:
-    return f"the parameters of {tool!r}: " if tool else ""
 
 
 def _json(source: str) -> str:
@@ -202,12 +197,10 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
 
 def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: TokenVocabulary) -> str:
     """The error of a grammar. For a schema, with the path of the innermost part that is wrong by itself."""
-    for tool, schema in _schemas(constraint):
-        if constraint.kind == "json":
-            return _path(schema, vocabulary) + matcher.get_error()
+    for subject, schema in _schemas(constraint):
         schema_matcher = _schema_matcher(schema, vocabulary)
         if schema_matcher.is_error():
-            return _tool_prefix(tool) + _path(schema, vocabulary) + schema_matcher.get_error()
+            return subject + _path(schema, vocabulary) + schema_matcher.get_error()
     return matcher.get_error()
 
 
@@ -227,10 +220,9 @@ def _path(root: Any, vocabulary: TokenVocabulary) -> str:
 def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: TokenVocabulary) -> bool:
     definitions = {name: root[name] for name in ("$defs", "definitions") if isinstance(part, dict) and name in root}
     try:
-        grammar = _json(json.dumps({**definitions, **part} if isinstance(part, dict) else part))
+        return _schema_matcher({**definitions, **part} if isinstance(part, dict) else part, vocabulary).is_error()
     except ValueError:
         return True
-    return _matcher(grammar, vocabulary).is_error()
 
 
 def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:

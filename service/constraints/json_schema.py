@@ -13,7 +13,6 @@
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -61,7 +60,9 @@ _LOOK_AROUND: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!", "(?>"})
 #: the letters of back-references and of boundaries, after a backslash
 _NO_ESCAPES: Final = frozenset("123456789kbB")
 
-_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+#: exclusive bound -> inclusive bound
+_INCLUSIVE: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_BOUNDS: Final = (*_INCLUSIVE, *_INCLUSIVE.values())
 _LENGTHS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 #: keywords with an effect, whose removal is told
 _WITH_EFFECT: Final = frozenset({
@@ -172,7 +173,7 @@ class _Adapter:
     def _bounds(self, schema: Schema, path: str) -> None:
         """Makes exclusive bounds inclusive where the library would: a whole bound, and the other one nearer than 1."""
         if _is_narrow(schema):
-            for name, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            for name, inclusive in _INCLUSIVE.items():
                 if (bound := schema.pop(name, None)) is not None:
                     schema[inclusive] = bound
                     self.ignored.append(f"{path}{name}")
@@ -185,17 +186,14 @@ class _Adapter:
         properties, other_values = schema.get("properties", {}), schema.get("additionalProperties", True)
         if not isinstance(names, dict) or not isinstance(properties, dict) or "patternProperties" in schema:
             return set()
+        is_pattern = set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern"))
         texts = [names["const"]] if "const" in names else items_of(names.get("enum"))
         if texts and set(names) <= _CONSTANT_NAMES and all(isinstance(text, str) for text in texts):
             if len(texts) * len(json.dumps(other_values)) > _MAX_COPIES:
                 return set()
             schema["properties"] = {name: value if name in texts else False for name, value in properties.items()}
             schema["properties"] |= {name: other_values for name in texts if name not in properties}
-        elif (
-            set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern")) and not properties
-        ):
-            if items_of(schema.get("required")):
-                return set()
+        elif is_pattern and not properties and not items_of(schema.get("required")):
             schema["patternProperties"] = {names["pattern"]: other_values}
         else:
             return set()
@@ -221,9 +219,8 @@ class _Adapter:
         }
         properties, required = schema.get("properties"), items_of(schema.get("required"))
         closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-        if (
-            not closed and bounds.get("minProperties", 0) - len(required) > 1
-        ):  # the library counts a repeated name again
+        # the library counts a repeated name again
+        if not closed and bounds.get("minProperties", 0) - len(required) > 1:
             bounds.pop("minProperties")
             del schema["minProperties"]
             self.ignored.append(f"{path}minProperties")
@@ -251,20 +248,15 @@ def _is_supported(pattern: object) -> bool:
 
 def _is_narrow(schema: Schema) -> bool:
     """Whether an exclusive whole bound is within 1 of the other bound. The library then allows the bound itself."""
-    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    lowest, highest = _number(schema, "minimum", low), _number(schema, "maximum", high)
-    if lowest is None or highest is None or schema.get("type") == "integer":
+    if schema.get("type") == "integer" or not any(bound == int(bound) for bound in _numbers(schema, *_INCLUSIVE)):
         return False
-    whole = any(
-        isinstance(bound, (int, float)) and math.isfinite(bound) and bound == int(bound) for bound in (low, high)
-    )
-    return whole and highest - lowest < 1
+    lows, highs = _numbers(schema, "minimum", "exclusiveMinimum"), _numbers(schema, "maximum", "exclusiveMaximum")
+    return bool(lows and highs) and min(highs) - max(lows) < 1
 
 
-def _number(schema: Schema, name: str, exclusive: object) -> float | None:
-    bounds = (schema.get(name), exclusive)
-    numbers = [value for value in bounds if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    return (max if name == "minimum" else min)(numbers, default=None)
+def _numbers(schema: Schema, *names: str) -> list[float]:
+    values = (schema.get(name) for name in names)
+    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
 
 # --- values of keywords ----------------------------------------------------------------------------
@@ -304,12 +296,8 @@ def _is_usable_step(step: float) -> bool:
 
 def _with_exclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without draft 4's `exclusiveMinimum: true`, which makes `minimum` an exclusive bound."""
-    pairs = [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")]
-    flags = [(exclusive, bound) for exclusive, bound in pairs if isinstance(schema.get(exclusive), bool)]
-    if not flags:
-        return schema
     changed = dict(schema)
-    for exclusive, bound in flags:
-        if changed.pop(exclusive) and bound in changed:
+    for exclusive, bound in _INCLUSIVE.items():
+        if isinstance(changed.get(exclusive), bool) and changed.pop(exclusive) and bound in changed:
             changed[exclusive] = changed.pop(bound)
     return changed

@@ -40,9 +40,8 @@ def lark_grammar(source: str) -> str:
 def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks) -> str:
     """The grammar of a constraint of the kind `calls`. `content`: the grammar of an answer without calls, if any."""
     source = json.loads(constraint.source)
-    opening, between, closing = source["texts"]
-    more = f" ({_literal(between, marks)} call)*" if source["parallel"] else ""
-    calls = f"call{more} {_literal(closing, marks)}"
+    opening, between = source["opening"], source["between"]
+    more = "" if between is None else f"({_literal(between, marks)} call)*"
     preamble = constraint.preamble
     unlike = () if preamble is None or preamble.in_prompt else (preamble.begin,)
     start, parts = _literal(opening, marks), []
@@ -54,14 +53,14 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks
         start = f"{start} calls"
     rules = [
         f"start: {start}",
-        f"calls: {calls}",
+        f"calls: call {more}",
         f"TEXT: {_free((opening,), unlike)}",
         f"BEFORE: {_free((opening,), unlike) if opening in marks else _ending(opening, unlike=unlike)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(source["forms"]))),
     ]
-    for i, (_, head, schema, tail, _) in enumerate(source["forms"]):
-        rules.append(f"call_{i}: {_literal(head, marks)} arguments_{i} {_literal(tail, marks)}")
-        rules.append(f"arguments_{i}: {_json_rule(schema)}")
+    for i, form in enumerate(source["forms"]):
+        rules.append(f"call_{i}: {_literal(form['head'], marks)} arguments_{i} {_literal(form['tail'], marks)}")
+        rules.append(f"arguments_{i}: {_json_rule(form['schema'])}")
     return _joined("\n".join(rules), parts)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
@@ -73,37 +74,32 @@ class GrammarBudget:
             self._credit = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class GuidanceGrammar:
-    """A compiled grammar. `start`: the library's matcher at the beginning of an answer, which is only copied.
+    """A compiled grammar."""
 
-    `param`: the request's field, for errors. `budget`: the CPU time of its answers; None: no limit.
-    """
-
-    def __init__(
-        self, start: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
-    ) -> None:
-        self._start, self._vocabulary, self._param, self._budget = start, vocabulary, param, budget
-        self._by_reserve: dict[TenantReserve, GuidanceGrammar] = {}
+    start: LLMatcher  # the library's matcher at the beginning of an answer, which is only copied
+    vocabulary: TokenVocabulary
+    param: str  # the request's field, for errors
+    budget: GrammarBudget | None = None  # the CPU time of its answers; None: no limit
+    _by_reserve: dict[TenantReserve, GuidanceGrammar] = field(default_factory=dict, init=False)
 
     def within(self, reserve: TenantReserve) -> GuidanceGrammar:
         """This grammar for a tenant, whose answers share one budget."""
-        grammar = self._by_reserve.get(reserve)
-        if grammar is None:
-            grammar = GuidanceGrammar(self._start, self._vocabulary, self._param, GrammarBudget(reserve))
-            self._by_reserve[reserve] = grammar
-        return grammar
+        if reserve not in self._by_reserve:
+            self._by_reserve[reserve] = replace(self, budget=GrammarBudget(reserve))
+        return self._by_reserve[reserve]
 
     def open(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._start.deep_copy(), self._vocabulary, self._param, self._budget)
+        return GuidanceMatcher(self)
 
 
 class GuidanceMatcher:
-    """Follows one answer. `param`, `budget`: see `GuidanceGrammar`."""
+    """Follows one answer."""
 
-    def __init__(
-        self, matcher: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
-    ) -> None:
-        self._matcher, self._vocabulary, self._param, self._budget = matcher, vocabulary, param, budget
+    def __init__(self, grammar: GuidanceGrammar) -> None:
+        self._matcher, self._vocabulary = grammar.start.deep_copy(), grammar.vocabulary
+        self._param, self._budget = grammar.param, grammar.budget
         self._tokens: TokenIds = ()  # the tokens after which the library's matcher stands
         self._forced: dict[TokenIds, TokenIds] = {}
         self._length = self._longest = 0
@@ -124,10 +120,9 @@ class GuidanceMatcher:
     def forced(self, tokens: TokenIds) -> TokenIds:
         if self._ended(tokens):
             return ()
-        forced = self._forced.get(tokens)
-        if forced is None:
-            forced = self._forced[tokens] = self._find_forced(tokens)
-        return forced
+        if tokens not in self._forced:
+            self._forced[tokens] = self._find_forced(tokens)
+        return self._forced[tokens]
 
     def allowed(self, tokens: TokenIds, following: TokenIds) -> int:
         if self._ended(tokens):

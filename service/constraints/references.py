@@ -94,3 +94,15 @@ def objects_of(root: Any) -> Iterator[dict[str, Any]]:
 def items_of(value: Any) -> list[Any]:
     """A list as it is. Empty for any other value."""
     return value if isinstance(value, list) else []
+
+
+def properties_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """The `properties` of a schema. Empty if it has none."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def names_of(schema: dict[str, Any]) -> list[str]:
+    """The names of properties that a schema describes or requires."""
+    required = (name for name in items_of(schema.get("required")) if isinstance(name, str))
+    return [*properties_of(schema), *required]

@@ -1,9 +1,5 @@
-"""The checkpoint shipped with the package, its held-out problems and their checker. Imports no torch.
+"""The checkpoint shipped with the package, its held-out problems and their checker. Imports no torch."""
 
-A hash of a problem's text decides whether it is held out of training, so training and the file always agree.
-"""
-
-import hashlib
 import json
 import random
 from dataclasses import dataclass
@@ -11,12 +7,11 @@ from pathlib import Path
 
 from service.demo.checker import check
 
-__all__ = ["CHECKPOINT", "HELDOUT_FILE", "Problem", "check", "heldout_problems", "is_heldout"]
+__all__ = ["CHECKPOINT", "HELDOUT_FILE", "Problem", "check", "heldout_problems"]
 
 #: Folder of the demo checkpoint, in the published layout.
 CHECKPOINT = Path(__file__).parent
 HELDOUT_FILE = CHECKPOINT / "heldout.jsonl"
-_HELDOUT_OF_256 = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +22,6 @@ class Problem:
 
     def check(self, answer: str) -> bool:
         return check(self.prompt, answer)
-
-
-def is_heldout(prompt: str) -> bool:
-    """Whether a problem is held out of training (about one in ten)."""
-    return hashlib.sha256(prompt.encode()).digest()[0] < _HELDOUT_OF_256
 
 
 def heldout_problems(count: int | None = None, seed: int = 0) -> list[Problem]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from service.demo import grammar
-from service.demo.grammar import BODIES, FIELDS, line_patterns, pattern, sums
-from service.demo.problems import Code, Story, parse
+from service.demo.grammar import BODIES, FIELDS, Code, Story, line_patterns, parse, pattern, sums
 
 #: What may stand in a hole.
 Facts = Mapping[str, Collection[str]]
@@ -118,7 +117,7 @@ def _check_form(story: Story, answer: str) -> bool:
 def _check_code(task: Code, answer: str) -> bool:
     move = grammar.MOVES[(task.t > task.j) - (task.t < task.j)]
     for body, function, comment in product(BODIES, grammar.FUNCTIONS, grammar.COMMENTS):
-        text = (function + comment).format_map(_Holes(body=body, sum=body.replace("{v}", "{j}")))
+        text = (function + comment).replace("{body}", body).replace("{sum}", body.replace("{v}", "{j}"))
         match = pattern(text).fullmatch(answer)
         facts = {"v": [task.v], "j": [str(task.j)], "t": [str(task.t)], "f": [*BODIES[body], move]}
         if match and _agrees(match, facts) and match.groupdict().get("y") != task.v:
@@ -126,8 +125,3 @@ def _check_code(task: Code, answer: str) -> bool:
             results = {"*": j * k, "+": j + k, "-": j - k if body.startswith("{v}") else k - j}
             return results[body.split()[1]] == task.t
     return False
-
-
-class _Holes(dict[str, str]):
-    def __missing__(self, key: str) -> str:
-        return f"{{{key}}}"

@@ -6,8 +6,9 @@ only these. Where there is a choice, the first option is the commonest.
 """
 
 import re
+from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import accumulate, product
 
 NAMES = ("Tom", "Ann", "Ben", "Mia", "Sam")
 ITEMS = ("apples", "books", "coins", "cards", "pens")
@@ -17,7 +18,6 @@ VERBS = {"+": "gets", "-": "loses"}
 
 #: Words before a step. Without them the step starts with a capital letter.
 LEADS = ("", "First, ", "Now, ", "Well, ", "Then ", "OK so ")
-LEAD_WEIGHTS = (0.40, 0.12, 0.12, 0.12, 0.12, 0.12)
 
 #: Words that may stand in some holes: `E` and `F`, `N` and `M`, `H`, `B`.
 MAKES = ("makes", "is", "gives", "=")
@@ -72,22 +72,18 @@ COMMENTS = ("", " # {f}({j}) {N} {t}", " # {sum} {N} {t}", " # {t}")
 
 _LETTER = f"[{''.join(LETTERS)}]"
 _SUM = rf"(?:\d|{_LETTER}) (?:\+|-|and|from) (?:\d|{_LETTER})"
-_NAME, _IS, _MAKES = "|".join(NAMES), "|".join(IS), "|".join(MAKES)
+_NAME, _ITEM, _IS, _MAKES = "|".join(NAMES), "|".join(ITEMS), "|".join(IS), "|".join(MAKES)
 _SORTS = {
-    "v": _LETTER,
-    "y": _LETTER,
-    "X": _SUM,
-    "Z": _SUM,
-    "E": _MAKES,
-    "F": _MAKES,
-    "N": _IS,
-    "M": _IS,
+    **dict.fromkeys("vy", _LETTER),
+    **dict.fromkeys("XZ", _SUM),
+    **dict.fromkeys("EF", _MAKES),
+    **dict.fromkeys("NM", _IS),
     "H": "|".join(HENCE),
     "B": "|".join(AS),
     "o": r"[(\[{<]",
     "c": r"[)\]}>]",
     "A": _NAME,
-    "it": "|".join(ITEMS),
+    "it": _ITEM,
     "f": "|".join(sorted({*(name for names in BODIES.values() for name in names), *MOVES.values()})),
     "key": "|".join(FIELDS),
 }
@@ -129,3 +125,50 @@ def line_patterns(*, double: bool, joined: bool) -> tuple[re.Pattern[str], ...]:
     if joined:
         return tuple(pattern(line) for line in lines)
     return tuple(pattern(with_lead(lead, line)) for lead, line in product(LEADS, lines))
+
+
+# --- problems -----------------------------------------------------------------------------------------
+
+_STORY = re.compile(
+    rf"(?P<form>Form: )?(?P<name>{_NAME}) has (?P<start>\d) (?P<items>{_ITEM})"
+    rf"(?P<events>(?:, (?:{'|'.join(VERBS.values())}) \d){{1,3}})\."
+)
+_CODE = re.compile(rf"Write code in (?P<v>{_LETTER}): (?P<j>\d) to (?P<t>\d)\.")
+_EVENT = re.compile(r", (\w+) (\d)")
+_SIGNS = {verb: sign for sign, verb in VERBS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A story such as "Tom has 5 apples, gets 3, loses 2." `form`: the answer is a filled form."""
+
+    name: str
+    items: str
+    start: int
+    events: tuple[tuple[str, int], ...]
+    form: bool = False
+
+    @property
+    def totals(self) -> list[int]:
+        """What there is at the start and after every event."""
+        changes = (number if sign == "+" else -number for sign, number in self.events)
+        return list(accumulate(changes, initial=self.start))
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A task such as "Write code in k: 3 to 8." `v`: the variable. The function makes `t` of `j`."""
+
+    v: str
+    j: int
+    t: int
+
+
+def parse(prompt: str) -> Story | Code:
+    """Parses a problem. ValueError for a text that is not a problem."""
+    if story := _STORY.fullmatch(prompt):
+        events = tuple((_SIGNS[verb], int(number)) for verb, number in _EVENT.findall(story["events"]))
+        return Story(story["name"], story["items"], int(story["start"]), events, story["form"] is not None)
+    if code := _CODE.fullmatch(prompt):
+        return Code(code["v"], int(code["j"]), int(code["t"]))
+    raise ValueError(f"{prompt!r} is not a problem of the demo")

@@ -12,7 +12,8 @@ from typing import Literal, cast
 
 from msgspec import structs
 
-from service.constraints import Constraint, GrammarCompiler, Owner
+from service.constraints import Constraint, Owner
+from service.constraints.compiler import GrammarCompiler
 from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
 from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory

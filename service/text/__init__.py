@@ -1,7 +1,7 @@
 """Text to token ids and back, with a checkpoint's own tokenizer and chat template.
 
-The tokenizer's libraries are imported on the first use of `TextCodec`. An ingress uses only `TokenText` and therefore
-does not load them.
+The tokenizer's libraries are imported on the first use of `TextCodec`. An ingress does not use it and so does not
+load them.
 """
 
 from importlib import import_module
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.errors import CheckpointError
-from service.text.token_text import TokenText
 
 if TYPE_CHECKING:
     from service.text.codec import TextCodec
@@ -21,7 +20,7 @@ else:
         return import_module("service.text.codec").TextCodec
 
 
-__all__ = ["TextCodec", "TokenText", "check_tokenizer"]
+__all__ = ["TextCodec", "check_tokenizer"]
 
 
 def check_tokenizer(folder: Path) -> None:

@@ -102,17 +102,11 @@ class TextCodec:
         transformers takes them. `think`: whether to think, None leaves it to the template.
         InvalidRequest if the checkpoint has no template, or if the template refuses the messages.
         """
-        return self.encode_rendered(self.render(messages, tools, think=think))
+        return self.encode_rendered(self.template.render(messages, tools, think=think))
 
     def encode_message(self, text: str) -> list[int]:
         """Ids of a chat of one message by the user, as `encode_chat`."""
         return self.encode_chat([{"role": "user", "content": text}])
-
-    def render(
-        self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
-    ) -> str:
-        """Messages in the chat template, as text with aliases of its control tokens. Raises as `encode_chat`."""
-        return self.template.render(messages, tools, answer=answer, think=think)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
@@ -130,6 +124,7 @@ class TextCodec:
         return TokenTextStream(self._special)
 
     def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text of `template.render`."""
         return self._encode(self.template.hidden.restore(self._marks.alias(text)))
 
 
@@ -180,7 +175,7 @@ def scored_chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]], mar
     private_mark = f"\uf8ff{secrets.randbelow(10**24):024}\uf8ff"  # only contents have it, not the template
     changed = [{**message, "content": message["content"].replace(mark, private_mark)} for message in messages]
     answer = messages[-1]["role"] != "assistant"
-    return _scored_ids(codec.render(changed, answer=answer), private_mark, codec.encode_rendered)
+    return _scored_ids(codec.template.render(changed, answer=answer), private_mark, codec.encode_rendered)
 
 
 def _check_mark(mark: str | None, texts: Sequence[str]) -> None:

@@ -80,9 +80,6 @@ class TokenAliases:
     def restore(self, text: str) -> str:
         return self._alias_pattern.sub(lambda match: self._tokens[match[0]], text)
 
-    def are_in(self, text: str) -> bool:
-        return self._alias_pattern.search(text) is not None
-
     def tokens_in(self, text: str) -> set[str]:
         return set(self._token_pattern.findall(text))
 

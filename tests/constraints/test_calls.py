@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
+from service.constraints.constraint import Constraint, Preamble, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
@@ -46,8 +46,8 @@ def calls(
         ToolCallForm(tool.name, FORMAT.head(tool.name), tool.schema, FORMAT.tail, tool.param, tool.strict)
         for tool in tools
     ]
-    texts = CallTexts(FORMAT.opening, FORMAT.between, FORMAT.closing)
-    made = Constraint.calls(texts, forms, required=required, parallel=parallel, content=content)
+    between = FORMAT.between if parallel else None
+    made = Constraint.calls(forms, opening=FORMAT.opening, between=between, required=required, content=content)
     return replace(made, preamble=preamble)
 
 

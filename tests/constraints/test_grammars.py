@@ -11,11 +11,11 @@ import pytest
 from service.constraints.compiler import GrammarCompiler
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GuidanceMatcher
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, ConstraintNotAvailable, InvalidRequest
 from tests.constraints.checkpoints import DEMO, NAMES, tokenizer, vocabulary
 from tests.constraints.schemas import HARD, random_schema
+from tests.constraints.walks import walk
 from tests.tiny import GOLDEN
 
 
@@ -120,21 +120,7 @@ async def test_hostile_constraints_are_refused_or_followed(name: str, compiler: 
     """The process lives on, and an answer ends or is ended. Slow machines may take long, but not for ever."""
     with suppress(InvalidRequest, ConstraintFailed):
         grammar = await compiler.compile(HOSTILE[name])
-        walk(grammar.open(), random.Random(name), 100)
-
-
-def walk(grammar: GuidanceMatcher, rng: random.Random, most: int) -> tuple[int, ...]:
-    """A random answer of at most so many tokens."""
-    tokens: tuple[int, ...] = ()
-    while len(tokens) < most:
-        if forced := grammar.forced(tokens):
-            tokens += forced
-        elif (mask := grammar.mask(tokens)) is not None:
-            choices = [index * 8 + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
-            tokens += (rng.choice(choices),)
-        if tokens and tokens[-1] in vocabulary(DEMO).eos:
-            break
-    return tokens
+        walk(grammar, vocabulary(DEMO).eos[0], random.Random(name), (), 100)
 
 
 @pytest.mark.parametrize("name", NAMES)

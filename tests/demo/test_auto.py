@@ -42,7 +42,7 @@ def requests_for(checkpoint, mode, count):
         codec.encode_chat([{"role": "user", "content": problem.prompt}]) for problem in heldout_problems(count, seed=4)
     ]
     return [
-        GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=96, stop_token_ids=stop)
+        GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=64, stop_token_ids=stop)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -58,7 +58,7 @@ def rows_of(checkpoint, costs, mode, together):
     engine, runner = engine_over(
         Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
     )
-    answers = [completion.token_ids for completion in engine.generate(requests_for(checkpoint, mode, 2 + together))]
+    answers = [completion.token_ids for completion in engine.generate(requests_for(checkpoint, mode, 1 + together))]
     return runner.rows, answers
 
 
@@ -83,7 +83,7 @@ def test_where_a_row_costs_a_quarter_of_a_forward_small_trees_without_mrp_do(che
 
 
 def test_where_no_draft_can_pay_it_is_static(checkpoint):
-    drafted, static = decoded(checkpoint, DEAR, Speculative()), decoded(checkpoint, DEAR, Static())
+    drafted, static = (decoded(checkpoint, DEAR, mode, 1) for mode in (Speculative(), Static()))
     assert [stat.forwards for stat in drafted] == [stat.forwards for stat in static]
     assert not any(stat.drafts_proposed for stat in drafted)
 

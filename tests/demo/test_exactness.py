@@ -82,8 +82,8 @@ def differing(engine, codec, count, temperatures, most=32):
 
 
 def test_speculative_equals_static_on_the_demo(engine, codec):
-    compared, different = differing(engine, codec, 2, TEMPERATURES, most=8)
-    assert compared == 2 * 2 * len(TEMPERATURES)
+    compared, different = differing(engine, codec, 2, (0.0, 1.2), most=6)
+    assert compared == 2 * 2 * 2
     assert different == []
 
 

@@ -10,7 +10,7 @@ from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
 from service.messages.wire import Ending, Failure
 from service.replica.replica import Replica
-from service.text.tools import TOOL_FORMATS, ReasoningFormat
+from service.text.tools.formats import TOOL_FORMATS, ReasoningFormat
 from tests.gateway.apis import (
     CHAT,
     COMPLETIONS,

@@ -1,5 +1,6 @@
 """Messages in a chat template: as in transformers, except for control tokens in contents, and marks in users' ones."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -49,8 +50,14 @@ def codec_of(tokenizer: str, template: str) -> tuple[PreTrainedTokenizerFast, Te
     return whole, TextCodec(whole)
 
 
-def expected(tokenizer: PreTrainedTokenizerFast, messages: Messages) -> list[int]:
-    ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+def expected(
+    tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Sequence[Any] = (), **options: Any
+) -> list[int]:
+    """The ids of transformers."""
+    tools_or_none: Any = list(tools) or None
+    ids: Any = tokenizer.apply_chat_template(
+        messages, tools=tools_or_none, add_generation_prompt=True, return_dict=False, **options
+    )
     return list(ids)
 
 

@@ -1,18 +1,16 @@
 """Tools, calls and thinking in chat templates: as in transformers, except for control tokens and marks in texts."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from service.text import TextCodec
 from service.text.tools import Tool, assistant_message, tool_message
 from tests.text.templates import ADDED, CONTROL, JOINED, TEMPLATES, of
-from tests.text.test_chat import control_of
+from tests.text.test_chat import codec_of, control_of, expected
 
 #: another way to write calls
 OTHER = (
@@ -51,20 +49,6 @@ def talks(text: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[list[Any], li
     return st.tuples(messages, st.lists(tool, max_size=2))
 
 
-@cache
-def codec_of(template: str) -> tuple[PreTrainedTokenizerFast, TextCodec]:
-    whole = of("bytes", template)
-    return whole, TextCodec(whole)
-
-
-def expected(whole: PreTrainedTokenizerFast, messages: list[Any], tools: list[Any], **options: Any) -> list[int]:
-    tools_or_none: Any = tools or None
-    ids: Any = whole.apply_chat_template(
-        messages, tools=tools_or_none, add_generation_prompt=True, return_dict=False, **options
-    )
-    return list(ids)
-
-
 ORDINARY = ["\n", " ", "x", "é", '"', "\\", "{", "\ue000", "<thin", "call>", "<|im_", "|>", "user"]
 
 
@@ -72,7 +56,7 @@ ORDINARY = ["\n", " ", "x", "é", '"', "\\", "{", "\ue000", "<thin", "call>", "<
 @settings(max_examples=25)
 @given(talk=talks(texts(ORDINARY)), think=st.sampled_from([None, True, False]))
 def test_ids_are_those_of_transformers(template: str, talk: tuple[list[Any], list[Any]], think: bool | None) -> None:
-    whole, codec = codec_of(template)
+    whole, codec = codec_of("bytes", template)
     options = {} if think is None else {"enable_thinking": think}
     assert codec.encode_chat(*talk, think=think) == expected(whole, *talk, **options)
 
@@ -93,7 +77,7 @@ def harmless(value: Any, tokens: Sequence[str] = CONTROL) -> Any:
 @given(talk=talks(texts([*ORDINARY[:7], *ADDED])))
 def test_no_text_of_a_stranger_makes_a_mark(template: str, talk: tuple[list[Any], list[Any]]) -> None:
     """Strangers write results of tools, users' messages, definitions of tools, and arguments that a model repeats."""
-    whole, codec = codec_of(template)
+    whole, codec = codec_of("bytes", template)
     marks = set(whole.convert_tokens_to_ids(list(ADDED)))
     messages, tools = talk
     cleaned = [
@@ -117,7 +101,7 @@ OWN = ("content", "reasoning_content", "role")
 @settings(max_examples=25)
 @given(talk=talks(texts([*ORDINARY, "<|im_end|>", "<|end|>", "<|user|>", "<|MASK|>"])))
 def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], list[Any]]) -> None:
-    whole, codec = codec_of(template)
+    whole, codec = codec_of("bytes", template)
     harmless_ids = expected(whole, *harmless(talk))
     assert control_of(whole, codec.encode_chat(*talk)) == control_of(whole, harmless_ids)
 
@@ -138,7 +122,7 @@ def test_why_there_are_no_tools(template: str, problem: str) -> None:
 
 
 def test_a_template_tells_its_tool_format_and_reasoning() -> None:
-    _, codec = codec_of("qwen3")
+    _, codec = codec_of("bytes", "qwen3")
     assert codec.template.tool_format
     assert (codec.template.tool_format.name, codec.template.tools_problem) == ("qwen3", "")
     assert codec.template.thinking

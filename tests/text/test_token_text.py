@@ -69,8 +69,9 @@ def test_a_control_token_has_its_name_and_adds_nothing() -> None:
     assert (piece.text, piece.data, piece.delta) == ("<|end|>", None, "")
 
 
-@given(st.text(max_size=20), st.integers(0, 5))
+@given(st.text(max_size=20).map(lambda text: text.rstrip("\ufffd")), st.integers(0, 5))
 def test_bytes_together_are_the_texts(text: str, cut: int) -> None:
+    """But for U+FFFD at the end of a text, which looks like a part of a character."""
     codec, ids = LEVEL, LEVEL.encode(text)
     maker = codec.token_texts()
     pieces = [*maker.push(ids[:cut]), *maker.push(ids[cut:])]

@@ -19,15 +19,12 @@ from service.text.tools import (
     Tool,
     ToolCallDelta,
     ToolCallStart,
-    ToolFormat,
     ToolUse,
-    collect,
     parse_output,
 )
+from service.text.tools.output_parser import collect
 
 QWEN3 = TOOL_FORMATS["qwen3"]
-#: as Mistral's: all calls in one list
-LISTED = ToolFormat("listed", "[TOOL_CALLS][", '{"name": "', '", "arguments": ', "}", ", ", "]")
 
 words = st.lists(st.sampled_from([*'ab <>{}[]"\\\n', "<tool_", "call>", "think>", "</", "é", "😀"]), max_size=12).map(
     "".join
@@ -156,17 +153,6 @@ def test_white_space_that_is_held_back_is_not_read_again(
     events += [*reader.push(after), *reader.finish()]
     whole = parse_output(AnswerFormat("qwen3", thinking), before + "\n" * 800 + after, numbered())
     assert collect(events) == whole
-
-
-def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TOOL_FORMATS, "listed", LISTED)
-    text = "hi " + LISTED.written(("add", '{"a": 1}'), ("sub", "{}"))
-    for cut in range(len(text)):
-        read, _ = in_pieces(AnswerFormat("listed"), text, [cut])
-        assert (read.content, [(call.name, call.arguments) for call in read.calls]) == (
-            "hi",
-            [("add", '{"a": 1}'), ("sub", "{}")],
-        )
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,26 @@
 """Draws problems and their answers in the demo's language (`service/demo/grammar.py`).
 
 Every answer draws a new phrasing, and the rest of the answer must agree with it, also what stands before. A parallel
-decoder makes errors just there. `service.demo.is_heldout` decides whether a problem may be used in training.
+decoder makes errors just there. `is_heldout` decides whether a problem may be used in training.
 """
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from service.demo import grammar, is_heldout
-from service.demo.problems import Code, Story, parse
+from service.demo import grammar
+from service.demo.grammar import Code, Story, parse
 
 #: shares of stories, forms and code
 SHARES = (0.65, 0.15, 0.2)
 #: shares of stories with one, two and three events
 EVENT_SHARES = (0.2, 0.4, 0.4)
 REUSE_SHARE, DOUBLE_SHARE = 0.4, 0.4
+#: the weights of `grammar.LEADS`
+_LEAD_WEIGHTS = (0.40, 0.12, 0.12, 0.12, 0.12, 0.12)
+_HELDOUT_OF_256 = 26
 
 _WORDS = {
     "E": grammar.MAKES, "F": grammar.MAKES, "N": grammar.IS, "M": grammar.IS, "H": grammar.HENCE, "B": grammar.AS,
@@ -30,6 +34,11 @@ class Example:
 
     prompt: str
     answer: str
+
+
+def is_heldout(text: str) -> bool:
+    """Whether a problem, or a file of this name, is held out of training (about one in ten). Its hash decides."""
+    return hashlib.sha256(text.encode()).digest()[0] < _HELDOUT_OF_256
 
 
 def draw(rng: random.Random, *, heldout: bool = False) -> Example:
@@ -89,7 +98,7 @@ def _story(rng: random.Random, story: Story) -> str:
             fields |= {"m": totals[at + 1], "Z": choose(rng, grammar.sums(str(totals[at + 1]), *events[at + 1]))}
         line = choose(rng, grammar.DOUBLE_LINES if double else grammar.LINES)
         if end == grammar.ENDS[0]:
-            line = grammar.with_lead(rng.choices(grammar.LEADS, grammar.LEAD_WEIGHTS)[0], line)
+            line = grammar.with_lead(rng.choices(grammar.LEADS, _LEAD_WEIGHTS)[0], line)
         at, lines = at + 1 + double, lines + 1
         end = choose(rng, grammar.ENDS) if at < len(events) else grammar.ENDS[0]
         text += _fill(rng, line + end, fields | {"A": story.name, "it": story.items})

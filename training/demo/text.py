@@ -4,7 +4,6 @@ Every machine that can run the recipe has these sources. Whole files are held ou
 is that of the running Python, so another minor version trains on slightly different text.
 """
 
-import hashlib
 import os
 import random
 import sysconfig
@@ -13,13 +12,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from training.demo.tasks import is_heldout
 from training.demo.tokenizer import encode_text
 
 #: A window of 6 blocks of 16 whose first 2 are the prompt.
 WINDOW, PROMPT = 96, 32
 
 _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
-_HELDOUT_OF_256 = 26
 
 
 def library_files(*, heldout: bool) -> Iterator[str]:
@@ -35,11 +34,6 @@ def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
-
-
-def is_heldout(name: str) -> bool:
-    """Whether a file is held out of training (about one in ten)."""
-    return hashlib.sha256(name.encode()).digest()[0] < _HELDOUT_OF_256
 
 
 class Windows:

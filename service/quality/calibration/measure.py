@@ -64,7 +64,6 @@ class Calibration:
     def __init__(
         self, engine: Engine, tasks: Sequence[PromptTask], plans: Sequence[DecodingMode], scope: Scope
     ) -> None:
-        scope.check(len(tasks))
         self._engine, self._tasks, self._scope = engine, tasks, scope
         self._plans = {Plan.from_mode(plan).name: plan for plan in plans}
 
@@ -126,7 +125,7 @@ class Calibration:
         cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
         forwards = [completion.stats.forwards for completion in completions]
         return ChunkRecord(
-            **job._asdict(),
+            job,
             right=[self._tasks[index].is_right(c.token_ids) for index, c in zip(chunk, completions, strict=True)],
             answers=[hashlib.sha256(repr(c.token_ids).encode()).hexdigest()[:16] for c in completions],
             tokens=sum(completion.stats.decoded_tokens for completion in completions),

@@ -21,6 +21,7 @@ from service.quality.schema import (
     QualityFile,
     QualityName,
     SampledResult,
+    Speed,
 )
 
 #: the accuracy of a plan less static's
@@ -67,15 +68,12 @@ def is_lossless(mode: DecodingMode) -> bool:
 
 def with_frontier(rows: Sequence[PlanResult], loads: Sequence[int]) -> list[PlanResult]:
     """The rows, with a mark on each speed that no other row beats: as accurate and faster, or the other way round."""
-    marks = {load: [not any(_beats(other, row, load) for other in rows) for row in rows] for load in loads}
-    return [
-        row.model_copy(
-            update={
-                "speed": [row.speed_at(load).model_copy(update={"on_frontier": marks[load][index]}) for load in loads]
-            }
-        )
-        for index, row in enumerate(rows)
-    ]
+
+    def marked(row: PlanResult, load: int) -> Speed:
+        best = not any(_beats(other, row, load) for other in rows)
+        return row.speed_at(load).model_copy(update={"on_frontier": best})
+
+    return [row.model_copy(update={"speed": [marked(row, load) for load in loads]}) for row in rows]
 
 
 def choose(

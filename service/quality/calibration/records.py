@@ -7,10 +7,12 @@ circumstances; a file of other circumstances is begun anew. Intervals are of 95 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from service.decode.mode import DecodingMode
 from service.quality.calibration.pareto import is_lossless
@@ -35,20 +37,13 @@ class PlanChunk(NamedTuple):
 class ChunkRecord:
     """The result of a job. `answers`: a digest of each answer's tokens, to compare them."""
 
-    plan: str
-    together: int
-    start: int
+    job: PlanChunk
     right: list[bool]
     answers: list[str]
     tokens: int
     forwards: int
     cpu_s: float
     wall_s: float
-    temperature: float = 0.0
-
-    @property
-    def job(self) -> PlanChunk:
-        return PlanChunk(self.plan, self.together, self.start, self.temperature)
 
 
 class Notebook:
@@ -58,14 +53,13 @@ class Notebook:
         self.records: dict[PlanChunk, ChunkRecord] = {}
         self._path, self._about = path, json.loads(json.dumps(about))
         if path is not None and not self._read(path):
-            self.records.clear()
             path.write_text(json.dumps(self._about) + "\n", encoding="utf-8")
 
     def add(self, record: ChunkRecord) -> None:
         self.records[record.job] = record
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(record)) + "\n")
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(record) + b"\n")
 
     def remove(self) -> None:
         if self._path is not None:
@@ -79,11 +73,10 @@ class Notebook:
         try:
             if json.loads(first) != self._about:
                 return False
-            for line in lines[:-1]:
-                record = ChunkRecord(**json.loads(line))
-                self.records[record.job] = record
-        except (ValueError, TypeError):
+            records = [msgspec.json.decode(line, type=ChunkRecord) for line in lines[:-1]]
+        except ValueError:
             return False
+        self.records = {record.job: record for record in records}
         if lines and lines[-1]:
             path.write_text("\n".join([first, *lines[:-1], ""]), encoding="utf-8")
         return True
@@ -156,7 +149,7 @@ def make_rows(
     """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
     by_plan: dict[str, list[ChunkRecord]] = {Plan.from_mode(plan).name: [] for plan in plans}
     for record in records:
-        by_plan[record.plan].append(record)
+        by_plan[record.job.plan].append(record)
     static = by_plan[Plan.from_mode(plans[0]).name]
     return [_row(plan, by_plan[Plan.from_mode(plan).name], static, clock, timed) for plan in plans]
 
@@ -169,8 +162,8 @@ def _row(
     scored = static_answers if lossless else answers
     accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
     counts = _compared(answers, static_answers) | (Estimate(0.0, 0.0, 0.0).fields("difference") if lossless else {})
-    concurrency = sorted({record.together for record in records})
-    full = [record for record in records if record.together == concurrency[-1]]
+    concurrency = sorted({record.job.together for record in records})
+    full = [record for record in records if record.job.together == concurrency[-1]]
     return PlanResult(
         plan=Plan.from_mode(plan),
         lossless=lossless,
@@ -186,13 +179,13 @@ def _row(
                 temperature=temperature,
                 **_compared(_answers(_at(temperature, all_records)), _answers(_at(temperature, all_static))),
             )
-            for temperature in sorted({record.temperature for record in all_records} - {0.0})
+            for temperature in sorted({record.job.temperature for record in all_records} - {0.0})
         ],
     )
 
 
 def _at(temperature: float, records: Iterable[ChunkRecord]) -> list[ChunkRecord]:
-    return [record for record in records if record.temperature == temperature]
+    return [record for record in records if record.job.temperature == temperature]
 
 
 def _compared(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> dict[str, Any]:
@@ -206,17 +199,17 @@ def _compared(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> 
 
 def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[ChunkRecord]:
     """The timed chunks of a concurrency, in order."""
-    chosen = [record for record in records if record.together == together and record.start < timed]
-    return sorted(chosen, key=lambda record: record.start)
+    chosen = [record for record in records if record.job.together == together and record.job.start < timed]
+    return sorted(chosen, key=lambda record: record.job.start)
 
 
 def _answers(records: Sequence[ChunkRecord]) -> dict[int, _Answer]:
     """Whether each prompt was answered right, and a digest of the answer, at the highest concurrency."""
-    highest = max(record.together for record in records)
+    highest = max(record.job.together for record in records)
     return {
-        record.start + offset: (right, answer)
+        record.job.start + offset: (right, answer)
         for record in records
-        if record.together == highest
+        if record.job.together == highest
         for offset, (right, answer) in enumerate(zip(record.right, record.answers, strict=True))
     }
 
@@ -225,7 +218,7 @@ def _speed(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord], clock:
     pieces = _pieces(records, clock)
     speedup = ratio_of_rates(pieces, _pieces(static, clock))
     return Speed(
-        concurrency=records[0].together,
+        concurrency=records[0].job.together,
         tokens_per_second=pieces.rate,
         tokens_per_second_wall=_pieces(records, "wall").rate,
         **speedup.fields("speedup"),

@@ -5,8 +5,8 @@ reasoning, content and calls, `parse_output` a whole answer. Both give the same 
 `assistant_message` and `tool_message` make the messages of earlier turns as chat templates take them.
 """
 
-from service.text.tools.calls import Tool, ToolCall, ToolUse, assistant_message, tool_message
-from service.text.tools.formats import TOOL_FORMATS, AnswerFormat, ReasoningFormat, ToolFormat
+from service.text.tools.calls import Tool, ToolUse, assistant_message, tool_message
+from service.text.tools.formats import TOOL_FORMATS, AnswerFormat
 from service.text.tools.output_parser import (
     ContentDelta,
     OutputEvent,
@@ -16,7 +16,6 @@ from service.text.tools.output_parser import (
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
-    collect,
     parse_output,
 )
 
@@ -28,16 +27,12 @@ __all__ = [
     "OutputParser",
     "ParsedOutput",
     "ReasoningDelta",
-    "ReasoningFormat",
     "Tool",
-    "ToolCall",
     "ToolCallDelta",
     "ToolCallEnd",
     "ToolCallStart",
-    "ToolFormat",
     "ToolUse",
     "assistant_message",
-    "collect",
     "parse_output",
     "tool_message",
 ]

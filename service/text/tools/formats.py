@@ -36,7 +36,7 @@ class AnswerFormat:
 class ToolFormat:
     """How calls of tools are written. A call has its arguments as a JSON object.
 
-    An answer is a content or none, `opening`, a call, for each further call `between` and that call, then `closing`.
+    An answer is a content or none, `opening`, a call, and for each further call `between` and that call.
     A call is `before_name`, its name, `after_name`, its arguments, `tail`.
     """
 
@@ -46,7 +46,6 @@ class ToolFormat:
     after_name: str
     tail: str
     between: str
-    closing: str = ""
 
     def head(self, name: str) -> str:
         """A call up to its arguments."""
@@ -55,7 +54,7 @@ class ToolFormat:
     def written(self, *calls: tuple[str, str]) -> str:
         """Calls as the model writes them. `calls`: the name and arguments of each."""
         written = self.between.join(f"{self.head(name)}{arguments}{self.tail}" for name, arguments in calls)
-        return f"{self.opening}{written}{self.closing}" if calls else ""
+        return f"{self.opening}{written}" if calls else ""
 
 
 _FORMATS: Final = (

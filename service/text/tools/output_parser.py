@@ -206,14 +206,12 @@ class OutputParser:
         return self._go(self._after_call, self._text)
 
     def _after_call(self) -> bool:
-        between, closing = self._call_format.between, self._call_format.closing
+        between = self._call_format.between
         if self._text.startswith(between):
             return self._go(self._before_name, self._text[len(between) :])
         if between.startswith(self._text) and not self._last:
             return False
-        if closing.startswith(self._text) and len(self._text) < len(closing) and not self._last:
-            return False
-        return self._go(self._after_calls, self._text.removeprefix(closing))
+        return self._go(self._after_calls, self._text)
 
     def _after_calls(self) -> bool:
         self._text = self._text.lstrip()

@@ -109,10 +109,9 @@ class TestTemperatures:
 
 
 class TestRowsOfMadeUpRecords:
-    def record(self, plan, start, right, cpu_s, **changes):
-        answers = changes.pop("answers", ["a"] * len(right))
-        times = {"cpu_s": cpu_s, "wall_s": 2 * cpu_s}
-        return ChunkRecord(plan, len(right), start, right, answers, tokens=10, forwards=5, **times, **changes)
+    def record(self, plan, start, right, cpu_s, answers=("a", "a")):
+        job = PlanChunk(plan, len(right), start)
+        return ChunkRecord(job, right, answers, tokens=10, forwards=5, cpu_s=cpu_s, wall_s=2 * cpu_s)
 
     def test_pairs_and_rates(self):
         static, dynamic = "static tokens_per_step=1", "dynamic threshold=0.5"
@@ -135,20 +134,19 @@ class TestRowsOfMadeUpRecords:
 
 
 class TestScope:
-    def test_two_chunks_at_least(self, engine):
-        tasks = [PromptTask((1, 2), bool)] * 4
+    def test_two_chunks_at_least(self):
         with pytest.raises(SettingsError, match="concurrency is 3, allowed is at most half the timed prompts, 2"):
-            Calibration(engine, tasks, PLANS, replace(SCOPE, concurrency=(3,)))
+            replace(SCOPE, concurrency=(3,)).check(4)
 
 
 ABOUT = {"plans": ["a"], "timed": 4}
-RECORD = ChunkRecord("a", 1, 0, [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, wall_s=0.5)
+RECORD = ChunkRecord(PlanChunk("a", 1, 0), [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, wall_s=0.5)
 
 
 class TestNotebook:
     def test_of_another_calibration_is_begun_anew(self, tmp_path):
         Notebook(tmp_path / "partial", ABOUT).add(RECORD)
-        assert Notebook(tmp_path / "partial", ABOUT).records == {PlanChunk("a", 1, 0): RECORD}
+        assert Notebook(tmp_path / "partial", ABOUT).records == {RECORD.job: RECORD}
         assert Notebook(tmp_path / "partial", {"plans": ["b"]}).records == {}
         assert Notebook(tmp_path / "partial", ABOUT).records == {}
 
@@ -156,10 +154,10 @@ class TestNotebook:
         path = tmp_path / "partial"
         Notebook(path, ABOUT).add(RECORD)
         with path.open("a") as file:
-            file.write('{"plan": "a", "tog')
+            file.write('{"job": ["a", 1')
         resumed = Notebook(path, ABOUT)
         assert len(resumed.records) == 1
-        resumed.add(replace(RECORD, start=1))
+        resumed.add(replace(RECORD, job=PlanChunk("a", 1, 1)))
         assert len(Notebook(path, ABOUT).records) == 2
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from service.demo import check, heldout_problems, is_heldout
-from training.demo.tasks import answer, draw
+from service.demo import check, heldout_problems
+from training.demo.tasks import answer, draw, is_heldout
 
 STORY = "Tom has 5 apples, gets 3, loses 2, loses 4."
 RIGHT = "Lines: 2. [x] 3 and 5 makes 8 [/x]; then k = 4 from 6, so 2, 6 is x - 2. So Tom has 2 apples."

@@ -5,7 +5,8 @@ from itertools import islice
 import pytest
 
 from training.demo.batches import TEXT_SHARE, Batches
-from training.demo.text import PROMPT, WINDOW, Windows, is_heldout, library_files
+from training.demo.tasks import is_heldout
+from training.demo.text import PROMPT, WINDOW, Windows, library_files
 
 TEXTS = ["".join(f"line {n} of file {name}\n" for n in range(60)) for name in "ab"]
 
