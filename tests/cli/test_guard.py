@@ -15,13 +15,13 @@ from service.cli.processes import of_session, runs
 #: the child says its session once its own child runs, and ends as the test wants
 PROGRAM = """
 import os, signal, subprocess, sys, threading, time
-from service.cli.guard import guarded
+from service.cli.guard import guarded, listen
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
 
-def serve(order):
+def serve(orders):
     asked = threading.Event()
-    order.listen(asked.set)
+    listen(orders, asked.set)
     subprocess.Popen(["sleep", "1000"])
     print(os.getsid(0), flush=True)
     if sys.argv[1] == "fails":
