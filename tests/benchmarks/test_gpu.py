@@ -34,7 +34,7 @@ def read(path):
 
 
 def test_correctness_has_a_row_for_every_check(tmp_path):
-    words = ("--device", "cpu", "--requests", "4", "--golden", str(GOLDEN), "--processes", "2")
+    words = ("--device", "cpu", "--requests", "4", "--golden", str(GOLDEN), "--processes", "1")
     status, rows = stage("correctness", tmp_path, *words, "--only", "product with w8a8")
     assert status == 0
     assert [(row["what"], row["right"], row["of"]) for row in rows] == [("product with w8a8 matrices", 4, 4)]

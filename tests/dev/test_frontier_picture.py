@@ -4,16 +4,10 @@ import pytest
 from matplotlib.image import imread
 
 from dev.pictures.frontier import draw_frontier
-from service.demo import CHECKPOINT
 from service.quality.calibration.pareto import assemble
-from service.quality.schema import FILE_NAME, read_quality
 from tests.quality.made_up import BY_LOAD, IDENTITY, MEASURED, made_up_file
 
-FILES = {
-    "made up": made_up_file(),
-    "by load": assemble(IDENTITY, MEASURED, BY_LOAD),
-    "demo": read_quality(CHECKPOINT / FILE_NAME),
-}
+FILES = {"one load": made_up_file(), "several loads": assemble(IDENTITY, MEASURED, BY_LOAD)}
 
 
 @pytest.mark.parametrize("name", FILES)
