@@ -87,7 +87,8 @@ def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> Non
 
 def test_every_message_to_the_engines_process_comes_back_equal() -> None:
     weights = Weights(3, "n", "m", ("m", "n"), 2, partial=True)
-    commands = [messages.Start("{}"), CheckWeights(weights), UpdateWeights(weights), SetPause(PauseState(1, True, 2), wait=True)]
+    pause = SetPause(PauseState(1, True, 2), wait=True)
+    commands = [messages.Start("{}"), CheckWeights(weights), UpdateWeights(weights), pause]
     sent = [messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
     assert [crossed(messages.AT_ENGINE, message) for message in sent] == sent
 
