@@ -66,18 +66,8 @@ def test_a_wrong_a_broken_and_an_ended_check_are_rows_and_fail(tmp_path):
 
 @pytest.mark.usefixtures("quick_rates", "priced")
 def test_speed_has_a_row_for_every_step_mode_and_comparison(tmp_path):
-    words = [
-        "--new-tokens",
-        "8",
-        "--block-sizes",
-        "1",
-        "4",
-        "--together",
-        "2",
-        "--model",
-        str(GOLDEN / GOLDEN_NAMES[0]),
-    ]
-    status, rows = stage("speed", tmp_path, *SMALL, *words)
+    words = ["--new-tokens", "8", "--block-sizes", "1", "4", "--together", "2"]
+    status, rows = stage("speed", tmp_path, *SMALL, *words, "--model", str(GOLDEN / GOLDEN_NAMES[0]))
     assert status == 0
     steps = len(speed.BLOCK_SIZES) + len(QUANT_SCHEMES)
     assert [row["what"] for row in rows] == [

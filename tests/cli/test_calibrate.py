@@ -110,6 +110,12 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
     assert not partial.exists()
 
 
+@pytest.fixture
+def unloaded(monkeypatch):
+    """No checkpoint may be loaded."""
+    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("a checkpoint was loaded"))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -117,14 +123,49 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
         (("--count", 7), "count is 7"),
         (("--concurrency", 3), "concurrency is 3, allowed is at most half the timed prompts, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
-        (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
-def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, capsys, options, more, message, monkeypatch):
-    if "--out" not in more:
-        monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("a checkpoint was loaded"))
+def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, unloaded, capsys, options, more, message):
     assert run("calibrate", *options(PLANS), *more) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_anything_is_measured(run, capsys, options):
+    assert run("calibrate", *options(PLANS), "--out", "nowhere/quality.json") == 1
+    assert "nowhere/quality.json cannot be written: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
+        (("--prompts", "nowhere.jsonl"), "the prompts nowhere.jsonl cannot be read: No such file"),
+        (("--plan", "remask threshold"), "plan is 'remask threshold', expected is text such as 'remask thr"),
+    ],
+)
+def test_frontier_says_in_one_line_what_is_allowed(run, unloaded, capsys, words, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run("frontier", *words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"mrp-serve: {message}"), error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_demos_scorer_names_a_prompt_that_is_not_the_demos(run, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"What is {number}?"}) + "\n" for number in range(4)))
+    assert run("calibrate", "--prompts", file, *("--concurrency", 1, "--plan", "static")) == 1
+    assert capsys.readouterr().err == (
+        "mrp-serve: the prompt 'What is 0?' is no problem of the demo: name another scorer for prompts of your own\n"
+    )
+
+
+def test_answers_are_looked_for_before_anything_is_loaded(run, unloaded, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("calibrate", "--prompts", file, *("--concurrency", 1, "--scorer", "exact")) == 1
+    assert capsys.readouterr().err == ("mrp-serve: the line of the prompt 'c' has no answer, which this scorer needs\n")
 
 
 def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):
