@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
-from service.cli import private
+from service.cli import preflight, private
 from service.errors import SettingsError
 from service.settings.settings import Settings
 
@@ -56,7 +56,7 @@ def begin(settings: Settings, num_cpus: int | None = None) -> None:
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _starting("Ray"):
         _start_ray(num_cpus, talkative)
-    _check_room(settings)
+    preflight.check_room(settings)
     with _starting("Serve"):
         _start_serve(settings, talkative)
 
@@ -74,38 +74,25 @@ def _imported(module: str) -> Iterator[None]:
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
     """Starts Ray, again if its processes have not come up within Ray's 30 s. Earlier ones end with this program."""
+    import ray
+
     for remaining in reversed(range(_ATTEMPTS)):
         try:
-            _init_ray(num_cpus, talkative)
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                log_to_driver=talkative,
+                logging_level=logging.INFO if talkative else logging.ERROR,
+            )
         except Exception as error:
             if not remaining or _TOO_SLOW not in str(error):
                 raise
             _log.warning("Ray took more than 30 s to start, so it is started again")
         else:
             return
-
-
-def _init_ray(num_cpus: int | None, talkative: bool) -> None:
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=talkative,
-        logging_level=logging.INFO if talkative else logging.ERROR,
-    )
-
-
-def _check_room(settings: Settings) -> None:
-    import ray
-
-    from service.app import wants_gpu
-    from service.cli.preflight import check_room
-
-    check_room(settings, ray.cluster_resources(), ("CPU", "GPU") if wants_gpu(settings.device) else ("CPU",))
 
 
 def _start_serve(settings: Settings, talkative: bool) -> None:

@@ -3,8 +3,9 @@
 from contextlib import nullcontext
 
 import pytest
+import ray
 
-from service.cli import cluster
+from service.cli import cluster, preflight
 from service.errors import SettingsError
 from service.settings.settings import Settings
 
@@ -31,7 +32,8 @@ def test_an_error_of_the_start_is_one_line(
 
     for variables in ("ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
         monkeypatch.setattr(cluster, variables, {})
-    for function in ("_start_ray", "_check_room", "_start_serve"):
+    monkeypatch.setattr(preflight, "check_room", lambda _: None)
+    for function in ("_start_ray", "_start_serve"):
         monkeypatch.setattr(cluster, function, fail if function == f"_start_{part}" else lambda *_: None)
     with pytest.raises(SettingsError, match=f"^{message}"):
         cluster.begin(Settings(device="cpu", api_server_count=2))
@@ -41,12 +43,12 @@ def test_an_error_of_the_start_is_one_line(
 def test_ray_that_is_slow_to_start_is_started_again(monkeypatch: pytest.MonkeyPatch, slow: int, attempts: int) -> None:
     tries = []
 
-    def init(*_: object) -> None:
+    def init(**_: object) -> None:
         tries.append(1)
         if len(tries) <= slow:
             raise Exception("The current node timed out during startup. This could happen because …")
 
-    monkeypatch.setattr(cluster, "_init_ray", init)
+    monkeypatch.setattr(ray, "init", init)
     with pytest.raises(Exception, match="timed out") if slow > attempts else nullcontext():
         cluster._start_ray(1, talkative=False)
     assert len(tries) == attempts
