@@ -80,7 +80,6 @@ class EngineProcessClient(Frames):
         try:
             reply = await engine._call(messages.Start(settings.to_json()))
             engine.info = cast(messages.EngineInfo, reply.info)
-            engine._heartbeats = HeartbeatMonitor(engine._clock)
             engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             engine.close()
