@@ -32,7 +32,7 @@ from service.model.device import set_threads
 from service.settings.settings import Settings, torch_threads
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
-from service.tracebacks import type_and_line, unexpected_error
+from service.tracebacks import error_for_client, type_and_line
 
 #: seconds after which metrics are sent while no request ends
 _SUMS_S = 0.1
@@ -165,7 +165,7 @@ class EngineProcess(Frames):
         try:
             compiled = await self._core.compiled(request, constraint)
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
-            error = problem if isinstance(problem, MrpServeError) else unexpected_error(problem, request.request_id)
+            error = error_for_client(problem, request.request_id)
         if self._compiling.get(request.request_id) is not request:
             return
         del self._compiling[request.request_id]
@@ -189,8 +189,7 @@ class EngineProcess(Frames):
             weights, pause = await self._core.control(self._steps.thread, command)
             reply = messages.EngineReply(number, None, weights, pause)
         except Exception as error:  # noqa: BLE001 - as in `_compile`
-            failure = error if isinstance(error, MrpServeError) else unexpected_error(error, "")
-            reply = messages.EngineReply(number, failure)
+            reply = messages.EngineReply(number, error_for_client(error, ""))
         self._send(reply)
 
 
