@@ -8,8 +8,10 @@ from service.errors import MrpServeError
 _log = logging.getLogger(__name__)
 
 
-def unexpected_error(error: BaseException, request_id: str) -> MrpServeError:
-    """Logs the error under the request's id. Returns the error for the client."""
+def error_for_client(error: BaseException, request_id: str) -> MrpServeError:
+    """The error that a client gets: one of this package as it is. Any other is logged under the request's id."""
+    if isinstance(error, MrpServeError):
+        return error
     _log.error("request failed", extra={"request_id": request_id, "exception": without_message(error)})
     return MrpServeError("an unexpected error; the server's log has it under the request's id")
 

@@ -13,14 +13,18 @@ from service.engine import EngineConfig, SamplingParams
 from service.errors import InvalidRequest
 from service.library import TextModel
 from service.model.device import settle_threads
+from tests.engine.helpers import FAIR
 from tests.tiny import GOLDEN
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
 
 
 @pytest.fixture(scope="module")
-def demo() -> TextModel:
-    return TextModel.load(CHECKPOINT, EngineConfig(kv_cache_tokens=4096))
+def demo() -> Iterator[TextModel]:
+    """The costs of forwards are known, where the engine would measure them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("service.engine.engine.measure", lambda *_, **__: FAIR)
+        yield TextModel.load(CHECKPOINT, EngineConfig(kv_cache_tokens=4096))
 
 
 def test_messages_are_answered_and_texts_continued(demo: TextModel) -> None:

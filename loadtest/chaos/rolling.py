@@ -46,7 +46,7 @@ def _update(arguments: argparse.Namespace, number: int) -> None:
         subprocess.run(arguments.command, shell=True, check=True)  # noqa: S602 - the caller's own command
         time.sleep(arguments.wait)
     else:
-        cluster.deploy(_settings(arguments, number))
+        cluster.deploy(_settings(arguments, number), say)
 
 
 def _settings(arguments: argparse.Namespace, number: int) -> Settings:
@@ -90,8 +90,8 @@ def main() -> int:
     if arguments.url:
         return asyncio.run(_measure(arguments))
     try:
-        cluster.begin(_settings(arguments, 0)).result()
-        cluster.deploy(_settings(arguments, 0))
+        cluster.begin(_settings(arguments, 0))
+        cluster.deploy(_settings(arguments, 0), say)
         return asyncio.run(_measure(arguments))
     finally:
         ray.shutdown()

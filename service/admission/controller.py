@@ -79,7 +79,7 @@ class AdmissionController:
         arrived = self._demand.arrived(usage.requested)
         try:
             try:
-                await self._slots.enter(self._ticket(request), request.arrived.at + request.timeout_s - self._clock())
+                await self._slots.enter(self._ticket(request), request.arrived + request.timeout_s - self._clock())
             except TimeoutError:
                 raise too_late(request) from None
             usage.counted = self._throughput.moment()
@@ -137,7 +137,7 @@ class AdmissionController:
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:
         sharing, blocks = request.sharing, self._blocks(request)
-        return Ticket(request.arrived.at, sharing.tenant, sharing.tenant_share, sharing.priority, blocks)
+        return Ticket(request.arrived, sharing.tenant, sharing.tenant_share, sharing.priority, blocks)
 
     def _blocks(self, request: ReplicaRequest) -> int:
         return -(-request.max_new_tokens // self._block_size)

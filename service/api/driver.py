@@ -24,7 +24,7 @@ from service.api.streams import STATUS_S, FrameStream, all_of, first_of, merged
 from service.errors import DeadlineExceeded, MrpServeError
 from service.messages.replica_status import ModelCard
 from service.messages.wire import Answer, Answering, Chunk, Ending, Progress, ReplicaRequest
-from service.tracebacks import unexpected_error
+from service.tracebacks import error_for_client
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 #: makes the request of a body. Raises InvalidRequest or UnknownModel
@@ -176,7 +176,7 @@ class StreamFrames:
             if last := self.builder.finish():
                 yield last
         except Exception as error:  # noqa: BLE001
-            failure = error if isinstance(error, MrpServeError) else unexpected_error(error, self.request_id)
+            failure = error_for_client(error, self.request_id)
             self.count(failure)
             yield self.builder.error(self.builder.client_error(failure), self.request_id)
 

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from service.decode.modes import MODES
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong, nearest, similar
-from service.tracebacks import unexpected_error
+from service.tracebacks import error_for_client
 
 
 class ErrorDetail(TypedDict):
@@ -92,7 +92,7 @@ def install_error_handlers(app: FastAPI, count: CountError) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         request.scope[LOGGED] = True  # Starlette raises the error again after this handler
-        return answer(request, unexpected_error(error, request.scope["request_id"]))
+        return answer(request, error_for_client(error, request.scope["request_id"]))
 
 
 def _similar_path(app: FastAPI, request: Request) -> str | None:

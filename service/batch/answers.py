@@ -17,7 +17,7 @@ from service.batch.replicas import BatchReplicas
 from service.errors import InvalidRequest, MrpServeError
 from service.messages.wire import Answer, Origin, ReplicaRequest
 from service.settings.settings import Settings
-from service.tracebacks import unexpected_error
+from service.tracebacks import error_for_client
 
 #: gets the output of a line
 WriteOutput = Callable[[Json], None]
@@ -65,10 +65,8 @@ class LineAnswers:
             ignored = IgnoredFields(logged=self._ignored_fields)
             context = replace(self._context, origin=Origin(request_id), ignored=ignored)
             builder = APIS[line.url](line.body, context)
-        except MrpServeError:
-            raise
         except Exception as error:  # noqa: BLE001 - a line must not end the others
-            raise unexpected_error(error, request_id) from None
+            raise error_for_client(error, request_id) from None
         if builder.stream:
             raise InvalidRequest("stream is true; a batch has whole answers only", param="stream")
         return builder
@@ -84,12 +82,10 @@ class LineAnswers:
             answers = await all_of([answered(index, request) for index, request in enumerate(builder.requests)])
             output = _output(line, request_id, 200, await builder.full_response(answers), None)
             self.tokens += sum(answer.ending.completion_tokens for answer in answers)
-        except MrpServeError as error:
-            if self._replicas.failure is not None:
-                raise self._replicas.failure from None
-            output = _failed(line, request_id, error)
         except Exception as error:  # noqa: BLE001 - as in `_parse`
-            output = _failed(line, request_id, unexpected_error(error, request_id))
+            if isinstance(error, MrpServeError) and self._replicas.failure is not None:
+                raise self._replicas.failure from None
+            output = _failed(line, request_id, error_for_client(error, request_id))
         finally:
             self._free += count
             self._freed.set()

@@ -1,19 +1,23 @@
 """The replicas of a batch in this process: one engine's process for each device, started again when it is lost."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from service.errors import MrpServeError
 from service.ipc.connections import tune_interpreter
 from service.messages.replica_status import ModelCard
 from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
-from service.replica.replica import Replica
 from service.replica.start import start_replica
 from service.routing.failover import Attempts, FailoverPolicy
 from service.settings.settings import Settings
+
+if TYPE_CHECKING:  # its import takes seconds, in which `start_replica` starts the engine's process
+    from service.replica.replica import Replica
 
 _log = logging.getLogger(__name__)
 

@@ -129,10 +129,8 @@ async def _sync(journal: Journal) -> None:
 
 def settings_of_replicas(settings: Settings) -> list[Settings]:
     """A replica for each GPU unless the settings say otherwise. SettingsError for more replicas than GPUs."""
-    import torch
-
     count = settings.num_replicas if "num_replicas" in settings.model_fields_set else None
-    gpus = torch.cuda.device_count() if settings.device in {"auto", "cuda"} else 0
+    gpus = _count_gpus() if settings.device in {"auto", "cuda"} else 0
     if not gpus or settings.tensor_parallel_size > 1:
         if gpus and count not in {None, 1}:
             raise SettingsError(
@@ -142,3 +140,9 @@ def settings_of_replicas(settings: Settings) -> list[Settings]:
     if count is not None and count > gpus:
         raise SettingsError(f"num_replicas is {count}, but this machine has {gpus} GPUs", param="num_replicas")
     return [settings.model_copy(update={"device": f"cuda:{index}"}) for index in range(count or gpus)]
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()

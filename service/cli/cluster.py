@@ -4,24 +4,16 @@ The ingress or Serve's proxy listens on the address of the settings. All other p
 token, but for three that show metrics (docs/security.md). This module prints nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from service.cli import private
+from service.cli import preflight, private
 from service.errors import SettingsError
 from service.settings.settings import Settings
-
-if TYPE_CHECKING:
-    from ray.serve import Application
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +22,6 @@ APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
 #: Ray's message about slow processes: it waits 30 s for them and has no setting for it. So it is started again.
 _TOO_SLOW, _ATTEMPTS = "timed out during startup", 5
-#: seconds between two checks whether Serve's controller answers
-_POLL_S = 0.1
 
 #: environment variables that Ray and Serve read when they are imported
 ENVIRONMENT = {
@@ -56,10 +46,9 @@ _PROGRAM_ENVIRONMENT = {
 }
 
 
-def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
-    """Starts Ray (with `num_cpus`) and Serve. Returns when an application can be deployed; loads nothing of the model.
+def begin(settings: Settings, num_cpus: int | None = None) -> None:
+    """Starts Ray (with `num_cpus`) and Serve, with its proxy unless an ingress listens itself. Loads no model.
 
-    The future is done when Serve's proxy has started (none for an ingress that listens itself), or holds its error.
     SettingsError if Ray or Serve does not start, or if this machine has no room for the replicas.
     """
     for name, value in (ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
@@ -67,9 +56,9 @@ def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _starting("Ray"):
         _start_ray(num_cpus, talkative)
-    _check_room(settings)
+    preflight.check_room(settings)
     with _starting("Serve"):
-        return _begin_serve(settings, talkative)
+        _start_serve(settings, talkative)
 
 
 @contextmanager
@@ -85,59 +74,25 @@ def _imported(module: str) -> Iterator[None]:
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
     """Starts Ray, again if its processes have not come up within Ray's 30 s. Earlier ones end with this program."""
+    import ray
+
     for remaining in reversed(range(_ATTEMPTS)):
         try:
-            _init_ray(num_cpus, talkative)
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                log_to_driver=talkative,
+                logging_level=logging.INFO if talkative else logging.ERROR,
+            )
         except Exception as error:
             if not remaining or _TOO_SLOW not in str(error):
                 raise
             _log.warning("Ray took more than 30 s to start, so it is started again")
         else:
             return
-
-
-def _init_ray(num_cpus: int | None, talkative: bool) -> None:
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=talkative,
-        logging_level=logging.INFO if talkative else logging.ERROR,
-    )
-
-
-def _check_room(settings: Settings) -> None:
-    import ray
-
-    from service.app import wants_gpu
-    from service.cli.preflight import check_room
-
-    check_room(settings, ray.cluster_resources(), ("CPU", "GPU") if wants_gpu(settings.device) else ("CPU",))
-
-
-def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
-    """Returns when Serve's controller answers. The controller then starts the proxy."""
-    from ray import serve
-
-    proxy: Future[None] = Future()
-
-    def start() -> None:
-        try:
-            _start_serve(settings, talkative)
-            proxy.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-            proxy.set_exception(error)
-
-    threading.Thread(target=start, daemon=True).start()
-    while not proxy.done() and (settings.ingress_listens or not serve.status().proxies):
-        time.sleep(_POLL_S)
-    if proxy.done():
-        proxy.result()
-    return proxy
 
 
 def _start_serve(settings: Settings, talkative: bool) -> None:
@@ -169,24 +124,17 @@ def _starting(what: str) -> Iterator[None]:
         raise SettingsError(f"{what} did not start: {reason}") from error
 
 
-def deploy(
-    settings: Settings,
-    application: Application | None = None,
-    say: Callable[[str], None] | None = None,
-    proxy: Future[None] | None = None,
-) -> None:
-    """Deploys an application, by default that of the settings, and returns when it serves. `say` gets progress lines.
+def deploy(settings: Settings, say: Callable[[str], None]) -> None:
+    """Deploys the service of the settings, and returns when it serves. `say` gets progress lines.
 
-    `proxy`: the result of `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
+    SettingsError, with the failure of a replica, if it cannot serve.
     """
     from ray import serve
 
     from service.app import build_one_machine
     from service.cli.readiness import wait_until_running
 
-    target = serve.RunTarget(application or build_one_machine(settings), name=APPLICATION, route_prefix="/")
+    target = serve.RunTarget(build_one_machine(settings), name=APPLICATION, route_prefix="/")
     with _starting("Serve"):
         serve.run_many([target], wait_for_applications_running=False)
-        if proxy is not None:
-            proxy.result()
-    wait_until_running(APPLICATION, say or (lambda _: None))
+    wait_until_running(APPLICATION, say)

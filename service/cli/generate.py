@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from service.cli import options as shared
 from service.cli.options import Knobs, ModelOptions, with_fields, with_knobs
 from service.cli.output import notes
 from service.decode.modes import MODES
+from service.engine.request import SamplingParams
 
 if TYPE_CHECKING:
     from service.constraints import Constraint
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 @with_knobs
 @with_fields("options", ModelOptions)
+@with_fields("sampling", SamplingParams, {"temperature", "seed", "logit_bias", "bad_words_token_ids"})
 def command(
     prompt: Annotated[str, typer.Argument(help="The user's message, or with --raw the text to continue.")],
+    *,
     options: ModelOptions,
     mode: Annotated[str | None, typer.Option(help=f"{', '.join(MODES)}; default: speculative.")] = None,
     quality: Annotated[
@@ -36,13 +39,7 @@ def command(
     knobs: Knobs = MappingProxyType({}),
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-    min_tokens: int = 0,
+    sampling: SamplingParams,
     bad_word: Annotated[list[str] | None, typer.Option(help="Word that the answer lacks; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: random.")] = None,
     schema: Annotated[
@@ -59,7 +56,7 @@ def command(
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.constraints.grammars import compile_grammar
     from service.constraints.vocabulary import TokenVocabulary
-    from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+    from service.engine import Engine, EngineConfig, GenerationRequest
     from service.errors import InvalidRequest
     from service.text import TextCodec
 
@@ -77,16 +74,10 @@ def command(
             "cli",
             tuple(ids),
             _mode(quality, mode, knobs, checkpoint, temperature),
-            SamplingParams(
+            replace(
+                sampling,
                 temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
                 seed=secrets.randbits(63) if seed is None else seed,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                frequency_penalty=frequency_penalty,
-                presence_penalty=presence_penalty,
-                min_tokens=min_tokens,
                 bad_words_token_ids=codec.encode_bad_words(bad_word or ()),
             ),
             max_new_tokens,

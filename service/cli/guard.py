@@ -38,26 +38,23 @@ class Exit(IntEnum):
     LOST = 3  # a process that the service needs has ended
 
 
-class Order:
-    """The child's side. The parent's death ends the session at once."""
+def listen(orders: socket.socket, stop: Callable[[], None]) -> None:
+    """Calls `stop`, on another thread, when the parent orders the end. The parent's death ends the session at once."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    def read() -> None:
+        while orders.recv(1):
+            stop()
+        kill_session(os.getsid(0), _KILL_S)
+        os._exit(Exit.LOST)
 
-    def listen(self, ended: Callable[[], None]) -> None:
-        """Calls `ended`, on another thread, when the parent asks for the end."""
-
-        def read() -> None:
-            while self._end.recv(1):
-                ended()
-            kill_session(os.getsid(0), _KILL_S)
-            os._exit(Exit.LOST)
-
-        threading.Thread(target=read, name="guard", daemon=True).start()
+    threading.Thread(target=read, name="guard", daemon=True).start()
 
 
-def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
-    """Runs `serve` in another process, at most `patience_s` after a signal. Returns its status when all have ended."""
+def guarded(serve: Callable[[socket.socket], int], patience_s: float) -> int:
+    """Runs `serve` in another process, at most `patience_s` after a signal. Returns its status when all have ended.
+
+    `serve` gets the socket of the parent's orders, which `listen` reads.
+    """
     signals = {signal.SIGINT, signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
         signals.add(signal.SIGHUP)
@@ -66,7 +63,7 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     ours, theirs = socket.socketpair()
     if not (child := os.fork()):
         ours.close()
-        _serve_in_child(serve, Order(theirs))
+        _serve_in_child(serve, theirs)
     theirs.close()
     status = _wait(child, ours, signals, patience_s)
     if not kill_session(child, _KILL_S):
@@ -75,13 +72,13 @@ def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
     return status
 
 
-def _serve_in_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
+def _serve_in_child(serve: Callable[[socket.socket], int], orders: socket.socket) -> NoReturn:
     os.setsid()
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     status: int = Exit.REFUSED
     try:
-        status = serve(order)
+        status = serve(orders)
     except MrpServeError as error:
         say(error.message)
     except BaseException:  # noqa: BLE001 - the interpreter would print it, and then wait for Ray's processes

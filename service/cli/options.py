@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -149,12 +149,15 @@ def with_knobs(command: CommandFunction) -> CommandFunction:
     return _expanded(command, "knobs", options, knobs)
 
 
-def with_fields(parameter: str, options: type[Any]) -> Callable[[CommandFunction], CommandFunction]:
-    """Makes a command with one option per field of a dataclass, instead of its parameter of that class."""
+def with_fields(
+    parameter: str, options: type[Any], without: Collection[str] = ()
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Makes a command with one option per field of a class except `without`, instead of its parameter of that class."""
     hints = get_type_hints(options, include_extras=True)
     declared = [
-        inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=hints[field.name])
-        for field in fields(options)
+        field.replace(kind=_KEYWORD, annotation=hints[name])
+        for name, field in inspect.signature(options).parameters.items()
+        if name not in without
     ]
     return lambda command: _expanded(command, parameter, declared, lambda values: options(**values))
 

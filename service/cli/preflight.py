@@ -1,7 +1,6 @@
 """Checks before a service starts, so that errors are reported at once. Loads no weights, and torch only for CUDA."""
 
 import resource
-from collections.abc import Mapping
 from pathlib import Path
 
 from service.cli import private
@@ -32,10 +31,14 @@ def check(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": pinned(settings.model, checkpoint)})
 
 
-def check_room(settings: Settings, resources: Mapping[str, float], units: tuple[str, ...]) -> None:
-    """SettingsError if Ray has found fewer of a unit (CPU, GPU) than the replicas to start need."""
-    each = settings.tensor_parallel_size
-    for unit in units:
+def check_room(settings: Settings) -> None:
+    """SettingsError if Ray, which runs, has found fewer CPUs or GPUs than the replicas to start need."""
+    import ray
+
+    from service.app import wants_gpu
+
+    each, resources = settings.tensor_parallel_size, ray.cluster_resources()
+    for unit in ("CPU", "GPU") if wants_gpu(settings.device) else ("CPU",):
         if resources.get(unit, 0) < settings.num_replicas * each:
             raise SettingsError(
                 f"num_replicas is {settings.num_replicas} and every replica needs "

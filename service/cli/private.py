@@ -6,7 +6,8 @@ import secrets
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from service.errors import SettingsError
@@ -59,50 +60,44 @@ def base() -> Path:
     return Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
 
 
-class RunFolder:
+def make_run_folder() -> Path:
     """A new folder of one run, inside the user's folder of all runs. Other users can enter neither.
 
-    The run locks its folder until its last process has ended, so a later run removes all ended ones but the newest.
+    This process and its forks lock the folder until the last of them has ended. A later run removes all ended ones but
+    the newest.
     """
-
-    def __init__(self) -> None:
-        above = _private_folder(base())
-        with _Locked(above):
-            ended = []
-            for folder in above.iterdir():
-                with suppress(OSError), _Locked(folder, wait=False):
-                    ended.append(folder)
-            for folder in sorted(ended, key=lambda run: run.stat().st_mtime)[:-1]:
-                shutil.rmtree(folder, ignore_errors=True)
-            self.path = Path(tempfile.mkdtemp(dir=above))
-            self._lock = _Locked(self.path)
-        if len(bytes(self.path)) + _RAYS_PART > _SOCKET_PATH:
-            self.remove()
-            raise SettingsError(
-                f"{self.path} is too long for the paths of Ray's sockets ({_SOCKET_PATH} bytes); "
-                "set RAY_TMPDIR to a shorter folder, such as /tmp"
-            )
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+    above = _private_folder(base())
+    with _locked(above):
+        ended = []
+        for earlier in above.iterdir():
+            with suppress(OSError), _locked(earlier, fcntl.LOCK_NB):
+                ended.append(earlier)
+        for earlier in sorted(ended, key=lambda run: run.stat().st_mtime)[:-1]:
+            shutil.rmtree(earlier, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=above))
+        fcntl.flock(_open(folder), fcntl.LOCK_EX)
+    if len(bytes(folder)) + _RAYS_PART > _SOCKET_PATH:
+        folder.rmdir()
+        raise SettingsError(
+            f"{folder} is too long for the paths of Ray's sockets ({_SOCKET_PATH} bytes); "
+            "set RAY_TMPDIR to a shorter folder, such as /tmp"
+        )
+    return folder
 
 
-class _Locked:
-    """A folder that this process and its forks have locked. BlockingIOError if other processes have locked it."""
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+    """Locks a folder. BlockingIOError with LOCK_NB if other processes have locked it."""
+    descriptor = _open(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, folder: Path, wait: bool = True) -> None:
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            os.close(self._descriptor)
-            raise
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def _private_folder(above: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The processes of a session (`guard.py`) and threads that watch them, by Linux's /proc.
+"""The processes of a session (`guard.py`) and threads that watch them.
 
 `ProcessWatch` tells of the end of a process without which Ray cannot heal itself. Serve replaces all other processes
 once they have ended. `IngressWatch` ends an ingress that has stopped to answer.
@@ -6,19 +6,13 @@ once they have ended. `IngressWatch` ends an ingress that has stopped to answer.
 
 import http.client
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
-_PROC = Path("/proc")
-#: states of processes that have ended
-_ENDED = "ZX"
-#: a socket's state in /proc/net/tcp
-_LISTEN = "0A"
+import psutil
+
 _POLL_S = 0.02
 #: seconds between two looks at the processes, and between two questions to the ingress; a question may take as long
 _LOOK_S, _ASK_S = 0.5, 2.0
@@ -26,91 +20,58 @@ _LOOK_S, _ASK_S = 0.5, 2.0
 _STOPPED_S, _BUSY_S = 8.0, 30.0
 
 
-@dataclass(frozen=True)
-class Stat:
-    """One line of /proc/PID/stat. `started`: a number that differs between processes of one pid. `cpu`: clock ticks."""
-
-    name: str
-    state: str
-    parent: int
-    session: int
-    cpu: int
-    started: int
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended. A zombie has."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return False
 
 
-def stat(pid: int) -> Stat | None:
-    """None if the process has ended."""
-    try:
-        line = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    before, _, after = line.rpartition(")")
-    fields = after.split()
-    seen = Stat(
-        name=before.partition("(")[2],
-        state=fields[0],
-        parent=int(fields[1]),
-        session=int(fields[3]),
-        cpu=int(fields[11]) + int(fields[12]),
-        started=int(fields[19]),
-    )
-    return None if seen.state in _ENDED else seen
-
-
-def command_line(pid: int) -> str:
-    """Empty if the process has ended."""
-    try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def of_session(session: int) -> dict[int, Stat]:
-    """The processes of a session that have not ended, by pid."""
-    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
-    return {pid: seen for pid in pids if (seen := stat(pid)) is not None and seen.session == session}
+def of_session(session: int) -> list[psutil.Process]:
+    """The processes of a session that have not ended, in the order of their starts."""
+    members = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session and runs(process):
+                members.append(process)
+    return sorted(members, key=lambda process: process.create_time())
 
 
 def kill_session(session: int, within_s: float) -> bool:
     """SIGKILL to every process of a session but this one. False if some have not ended after `within_s`."""
     until = time.monotonic() + within_s
-    while pids := of_session(session).keys() - {os.getpid()}:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    while processes := [process for process in of_session(session) if process.pid != os.getpid()]:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         if time.monotonic() > until:
             return False
         time.sleep(_POLL_S)
     return True
 
 
-def listener(port: int, pids: Iterable[int]) -> int | None:
+def listener(port: int, processes: Iterable[psutil.Process]) -> psutil.Process | None:
     """The process that listens on a TCP port; None if none of them does."""
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    sockets.add(f"socket:[{fields[9]}]")
-    for pid in pids:
-        with suppress(OSError):
-            for descriptor in (_PROC / str(pid) / "fd").iterdir():
-                with suppress(OSError):
-                    if str(descriptor.readlink()) in sockets:
-                        return pid
+    for process in processes:
+        with suppress(psutil.Error):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return process
     return None
 
 
-def needed(session: int) -> dict[int, tuple[str, Stat]]:
-    """The processes that nothing replaces, by pid: the GCS, the raylet, and its agents, without which it ends."""
-    seen = of_session(session)
-    latest = {process.name: pid for pid, process in sorted(seen.items(), key=lambda item: item[1].started)}
-    heads = {latest[name]: (f"Ray's {name}", seen[latest[name]]) for name in ("gcs_server", "raylet")}
+def needed(session: int) -> dict[psutil.Process, str]:
+    """The processes that nothing replaces, named: the GCS, the raylet, and its agents, without which it ends."""
+    seen = {}
+    for process in of_session(session):
+        with suppress(psutil.NoSuchProcess):
+            seen[process] = process.name(), process.ppid(), " ".join(process.cmdline()).lower()
+    latest = {name: process for process, (name, _, _) in seen.items()}
+    heads = {latest[name]: f"Ray's {name}" for name in ("gcs_server", "raylet")}
     agents = {
-        pid: ("an agent of Ray's raylet", process)
-        for pid, process in seen.items()
-        if process.parent == latest["raylet"] and "agent" in command_line(pid).lower()
+        process: "an agent of Ray's raylet"
+        for process, (_, parent, command_line) in seen.items()
+        if parent == latest["raylet"].pid and "agent" in command_line
     }
     return agents | heads  # an agent is named, though the raylet soon ends, too
 
@@ -118,15 +79,15 @@ def needed(session: int) -> dict[int, tuple[str, Stat]]:
 class ProcessWatch(threading.Thread):
     """Calls `lost` with the name of the first of these processes that ends."""
 
-    def __init__(self, processes: dict[int, tuple[str, Stat]], lost: Callable[[str], None]) -> None:
+    def __init__(self, processes: dict[psutil.Process, str], lost: Callable[[str], None]) -> None:
         super().__init__(name="needed", daemon=True)
         self._processes, self._lost = processes, lost
 
     def run(self) -> None:
         while True:
-            for pid, (name, was) in self._processes.items():
-                if (now := stat(pid)) is None or now.started != was.started:
-                    self._lost(f"{name} (process {pid})")
+            for process, name in self._processes.items():
+                if not runs(process):
+                    self._lost(f"{name} (process {process.pid})")
                     return
             time.sleep(_LOOK_S)
 
@@ -145,19 +106,17 @@ class IngressWatch(threading.Thread):
             if self._answers():
                 time.sleep(_ASK_S)
             else:
-                self._wait_or_kill(since)
+                with suppress(psutil.NoSuchProcess):
+                    self._wait_or_kill(since)
 
     def _wait_or_kill(self, since: float) -> None:
-        pid = listener(self._port, of_session(os.getsid(0)))
-        first = pid and stat(pid)
-        while pid and first and not self._answers():
-            now, silent_s = stat(pid), time.monotonic() - since
-            if now is None or now.started != first.started:
-                return
-            if silent_s > (_STOPPED_S if now.cpu == first.cpu else _BUSY_S):
-                self._say(f"the ingress has not answered for {silent_s:.0f} s, so its process {pid} is replaced")
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        ingress = listener(self._port, of_session(os.getsid(0)))
+        first = ingress and ingress.cpu_times()
+        while ingress and not self._answers():
+            silent = time.monotonic() - since
+            if silent > (_STOPPED_S if ingress.cpu_times() == first else _BUSY_S):
+                self._say(f"the ingress has not answered for {silent:.0f} s, so its process {ingress.pid} is replaced")
+                ingress.kill()
                 return
 
     def _answers(self) -> bool:

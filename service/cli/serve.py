@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import socket
 import sys
 import threading
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from service.cli import cluster, draining, preflight, private
-from service.cli.guard import Exit, Order, guarded, say
+from service.cli.guard import Exit, guarded, listen, say
 from service.cli.options import with_settings
 from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.settings.settings import LOG_PIPE, Settings
@@ -35,23 +37,22 @@ def command(settings: Settings) -> None:
     for warning in (*private.check_files(settings), *preflight.warnings()):
         say(f"warning: {warning}")
     say(f"loading {settings.model_name} …")
-    folder = private.RunFolder()
-    serve = partial(_serve, settings, started, folder.path)
-    status = guarded(serve, settings.drain_timeout_s + _END_S)
+    folder = private.make_run_folder()
+    status = guarded(partial(_serve, settings, started, folder), settings.drain_timeout_s + _END_S)
     if status == Exit.ENDED:
-        folder.remove()
+        shutil.rmtree(folder, ignore_errors=True)
     sys.exit(status)
 
 
-def _serve(settings: Settings, started: float, folder: Path, order: Order) -> int:
+def _serve(settings: Settings, started: float, folder: Path, orders: socket.socket) -> int:
     """The service's own process, until the service is to end. Returns the exit status."""
     os.environ["RAY_TMPDIR"] = str(folder)
     end = _End(folder, settings.drain_timeout_s)
-    order.listen(end.stop)
+    listen(orders, end.stop)
     with LogPipe(folder):
-        proxy = cluster.begin(settings)
+        cluster.begin(settings)
         ProcessWatch(needed(os.getsid(0)), end.lost).start()
-        cluster.deploy(settings, say=say, proxy=proxy)
+        cluster.deploy(settings, say)
         return asyncio.run(_until(end, settings, started))
 
 

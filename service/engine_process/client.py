@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from typing import Self, cast
 
 from service.constraints import Constraint
 from service.engine.observer import EngineState
@@ -56,7 +56,6 @@ class EngineProcessClient(Frames):
         self._sums: list[bytes] = []
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[messages.EngineReply]] = {}
-        self._ready: asyncio.Future[messages.EngineInfo] = asyncio.get_running_loop().create_future()
         self._last_step, self._closed = clock(), False
         self._heartbeats = HeartbeatMonitor(clock)
         self.failure: str | None = None
@@ -79,9 +78,8 @@ class EngineProcessClient(Frames):
         engine = cls(process, add_sums, stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:
-            engine.send(messages.Start(settings.to_json()))
-            engine.info = await engine._ready
-            engine._heartbeats = HeartbeatMonitor(engine._clock)
+            reply = await engine._call(messages.Start(settings.to_json()))
+            engine.info = cast(messages.EngineInfo, reply.info)
             engine._watching = asyncio.create_task(engine._watch())
         except BaseException:
             engine.close()
@@ -140,6 +138,9 @@ class EngineProcessClient(Frames):
     async def control(self, command: ControlCommand) -> messages.EngineReply:
         """Carries out a command. Raises the errors of `EngineCore.control`; ReplicaStopping if the engine stops."""
         self._check_running()
+        return await self._call(command)
+
+    async def _call(self, command: messages.Start | ControlCommand) -> messages.EngineReply:
         number = next(self._numbers)
         reply: asyncio.Future[messages.EngineReply] = asyncio.get_running_loop().create_future()
         self._calls[number] = reply
@@ -165,10 +166,6 @@ class EngineProcessClient(Frames):
                     self._settle(message)
                 case messages.EngineAlive(controlled=True):
                     self._last_step = self._clock()
-                case messages.EngineReady(info) if not self._ready.done():
-                    self._ready.set_result(info)
-                case messages.EngineStartFailed(error) if not self._ready.done():
-                    self._ready.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         if self._closed:
@@ -217,11 +214,8 @@ class EngineProcessClient(Frames):
 
     def _hang(self) -> str | None:
         held_up = bool(self._calls or self._compiling)
-        silent, allowed = (
-            self._heartbeats.poll(),
-            max(HEARTBEAT_TIMEOUT_S, self._stall_timeout_s) if held_up else HEARTBEAT_TIMEOUT_S,
-        )
-        if silent > allowed:
+        allowed = max(HEARTBEAT_TIMEOUT_S, self._stall_timeout_s) if held_up else HEARTBEAT_TIMEOUT_S
+        if (silent := self._heartbeats.poll()) > allowed:
             return f"the engine's process has been silent for {silent:.0f} s, allowed are {allowed:g}"
         seconds = self._clock() - self._last_step
         if self._requests and seconds > self._stall_timeout_s:
@@ -236,8 +230,7 @@ class EngineProcessClient(Frames):
         self._requests.clear()
         self._compiling.clear()
         self._streams.fail(lambda: copy(error))
-        pending: list[asyncio.Future[Any]] = [self._ready, *self._calls.values()]
-        for reply in pending:
+        for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(copy(error))
 

@@ -5,7 +5,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
@@ -46,6 +46,7 @@ class EngineCore:
         deps: EngineDeps | None = None,
         codec: Callable[[], TextCodec] | None = None,
     ) -> None:
+        deps = deps or EngineDeps()
         self.ranks = _ranks_of(deps)
         limits = _limits(settings, checkpoint, deps)
         self.engine = engine = Engine(checkpoint, limits, observer, deps)
@@ -179,9 +180,7 @@ def _follows(weights: Weights, served: Weights) -> bool:
     return bool(earlier) and all(folder in served_folders for folder in earlier)
 
 
-def load_core(
-    settings: Settings, observer: Observer, deps: EngineDeps | None = None, codec: Callable[[], TextCodec] | None = None
-) -> EngineCore:
+def load_core(settings: Settings, observer: Observer, deps: EngineDeps | None = None) -> EngineCore:
     """Loads the checkpoint, on several devices if the settings say so, and prepares its engine.
 
     Blocks until the weights are read and the costs of forwards are measured. Raises the errors of loading.
@@ -190,24 +189,21 @@ def load_core(
     options = LoadOptions(
         pick_dtype(settings.dtype, device), device, settings.block_size, quantization=settings.quantization
     )
-    deps, ranks = deps or EngineDeps(), settings.tensor_parallel_size
-    if ranks == 1:
-        return _prepared(EngineCore(load_checkpoint(settings.model, options), settings, observer, deps, codec))
-    executor = TensorParallelExecutor(ranks, device, deterministic=settings.deterministic)
-    try:
-        checkpoint, deps = executor.load(settings.model, options), replace(deps, ranks=executor)
-        return _prepared(EngineCore(checkpoint, settings, observer, deps, codec))
-    except BaseException:
-        executor.close()
-        raise
-
-
-def _prepared(core: EngineCore) -> EngineCore:
-    core.engine.prepare()
+    deps, size = deps or EngineDeps(), settings.tensor_parallel_size
+    with ExitStack() as after_an_error:
+        if size == 1:
+            checkpoint = load_checkpoint(settings.model, options)
+        else:
+            executor = TensorParallelExecutor(size, device, deterministic=settings.deterministic)
+            after_an_error.enter_context(executor)
+            checkpoint, deps = executor.load(settings.model, options), replace(deps, ranks=executor)
+        core = EngineCore(checkpoint, settings, observer, deps)
+        core.engine.prepare()
+        after_an_error.pop_all()
     return core
 
 
-def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps | None = None) -> EngineConfig:
+def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps) -> EngineConfig:
     """The engine's limits: the settings, or where they are open the largest that fit beside the weights.
 
     On CUDA the KV cache gets the memory that captured graphs and the largest forward leave. With several ranks, rank 0
@@ -236,7 +232,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps | None 
     return _config(settings, fitted)
 
 
-def _measured(checkpoint: Checkpoint, config: EngineConfig, deps: EngineDeps | None) -> tuple[int, int]:
+def _measured(checkpoint: Checkpoint, config: EngineConfig, deps: EngineDeps) -> tuple[int, int]:
     """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward."""
     size = checkpoint.config.block_size
     tokens = max(2 * size, min(config.kv_cache_tokens // 2, checkpoint.config.max_positions))
@@ -267,8 +263,8 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
     )
 
 
-def _ranks_of(deps: EngineDeps | None) -> TensorParallelExecutor | None:
-    return cast(TensorParallelExecutor | None, deps.ranks) if deps else None
+def _ranks_of(deps: EngineDeps) -> TensorParallelExecutor | None:
+    return cast(TensorParallelExecutor | None, deps.ranks)
 
 
 def _number(setting: int | Literal["auto"]) -> int | None:

@@ -16,30 +16,30 @@ from service.model import ModelConfig
 from service.telemetry.metrics import SumsData
 
 
-class Start(Data, frozen=True, tag=1):
-    """The first message: load the checkpoint of these settings, which `Settings.to_json` wrote."""
-
-    settings: str
-
-
-class Submit(Data, frozen=True, tag=2):
+class Submit(Data, frozen=True, tag=1):
     """A request without a grammar. The engine's process compiles the `constraint` of its answer."""
 
     request: GenerationRequest
     constraint: Constraint | None = None
 
 
-class Abort(Data, frozen=True, tag=3):
+class Abort(Data, frozen=True, tag=2):
     """Aborts a request."""
 
     request_id: str
 
 
-class EngineCall(Data, frozen=True, tag=4):
-    """A control command. Its `EngineReply` has the same number."""
+class Start(Data, frozen=True, tag=4):
+    """The command of the first call: load the checkpoint of these settings, which `Settings.to_json` wrote."""
+
+    settings: str
+
+
+class EngineCall(Data, frozen=True, tag=3):
+    """A command. Its `EngineReply` has the same number."""
 
     number: int
-    command: ControlCommand
+    command: Start | ControlCommand
 
 
 class EngineInfo(Data, frozen=True):
@@ -58,19 +58,7 @@ class EngineInfo(Data, frozen=True):
         return Path(self.folder)
 
 
-class EngineReady(Data, frozen=True, tag=1):
-    """The engine is loaded and takes requests."""
-
-    info: EngineInfo
-
-
-class EngineStartFailed(Data, frozen=True, tag=2):
-    """The engine could not be loaded, and its process ends."""
-
-    error: MrpServeError
-
-
-class StepOutputs(Data, frozen=True, tag=3):
+class StepOutputs(Data, frozen=True, tag=1):
     """The items of requests since the last message, and the engine's state."""
 
     items: list[EngineOutput]
@@ -80,30 +68,31 @@ class StepOutputs(Data, frozen=True, tag=3):
     sums: bytes = b""  # encoded metrics (`encode_sums`), empty if they come with a later message
 
 
-class Compiled(Data, frozen=True, tag=4):
+class Compiled(Data, frozen=True, tag=2):
     """A request's constraint is compiled. The engine has the request from now on."""
 
     request_id: str
 
 
-class EngineAlive(Data, frozen=True, tag=5):
+class EngineAlive(Data, frozen=True, tag=3):
     """The process runs. Sent regularly."""
 
     controlled: bool = False  # whether a command has the engine's thread, which may take longer than a step
 
 
-class EngineReply(Data, frozen=True, tag=6):
+class EngineReply(Data, frozen=True, tag=4):
     """The result of an `EngineCall`."""
 
     number: int
     error: MrpServeError | None = None
     weights: Weights | None = None  # as in `ControlResult`; None beside an error
     pause: PauseState = PauseState()
+    info: EngineInfo | None = None  # after a start
 
 
 #: the codecs of the two ends, by the messages that come there
-AT_ENGINE = MessagePack(Start | Submit | Abort | EngineCall)
-AT_REPLICA = MessagePack(EngineReady | EngineStartFailed | StepOutputs | Compiled | EngineAlive | EngineReply)
+AT_ENGINE = MessagePack(Submit | Abort | EngineCall)
+AT_REPLICA = MessagePack(StepOutputs | Compiled | EngineAlive | EngineReply)
 
 #: Sums are decoded later than the items beside them, since answers go first.
 encode_sums = msgspec.msgpack.Encoder().encode

@@ -27,11 +27,12 @@ from service.engine_process.core import EngineCore, load_core
 from service.engine_process.metrics import EngineMetrics
 from service.errors import EngineFailed, MrpServeError
 from service.ipc.connections import HEARTBEAT_S, Channel, Frames, tune_interpreter
+from service.messages.replica_status import CheckWeights, ControlCommand, SetPause, UpdateWeights
 from service.model.device import set_threads
 from service.settings.settings import Settings, torch_threads
 from service.telemetry.logs import install_logs
 from service.telemetry.metrics import Sums
-from service.tracebacks import type_and_line, unexpected_error
+from service.tracebacks import error_for_client, type_and_line
 
 #: seconds after which metrics are sent while no request ends
 _SUMS_S = 0.1
@@ -102,10 +103,10 @@ class EngineProcess(Frames):
                     self._begin(self._compile(request, constraint))
                 case messages.Abort(request_id):
                     self._abort(request_id)
-                case messages.EngineCall():
-                    self._begin(self._control(message))
-                case messages.Start(settings):
-                    self._begin(self._start(settings))
+                case messages.EngineCall(number, messages.Start(settings)):
+                    self._begin(self._start(number, settings))
+                case messages.EngineCall(number, CheckWeights() | UpdateWeights() | SetPause() as command):
+                    self._begin(self._control(number, command))
 
     def connection_lost(self, error: Exception | None) -> NoReturn:  # noqa: ARG002 - the signature is asyncio's
         """The replica has closed its engine, or is gone. A step may be under way, whose results are not needed."""
@@ -122,7 +123,7 @@ class EngineProcess(Frames):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, written: str) -> None:
+    async def _start(self, number: int, written: str) -> None:
         try:
             settings = Settings.from_json(written)
             install_logs(settings)
@@ -130,12 +131,12 @@ class EngineProcess(Frames):
             self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
         except Exception as error:  # noqa: BLE001 - the replica raises it
             failure = error if isinstance(error, MrpServeError) else EngineFailed(type_and_line(error))
-            self._send(messages.EngineStartFailed(failure))
+            self._send(messages.EngineReply(number, failure))
             return
         tune_interpreter()
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room)
         self._steps.thread.start()
-        self._send(messages.EngineReady(self._core.info))
+        self._send(messages.EngineReply(number, info=self._core.info))
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
@@ -164,7 +165,7 @@ class EngineProcess(Frames):
         try:
             compiled = await self._core.compiled(request, constraint)
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
-            error = problem if isinstance(problem, MrpServeError) else unexpected_error(problem, request.request_id)
+            error = error_for_client(problem, request.request_id)
         if self._compiling.get(request.request_id) is not request:
             return
         del self._compiling[request.request_id]
@@ -183,13 +184,12 @@ class EngineProcess(Frames):
     def _end(self, request_id: str, error: MrpServeError) -> None:
         self._send(messages.StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
 
-    async def _control(self, call: messages.EngineCall) -> None:
+    async def _control(self, number: int, command: ControlCommand) -> None:
         try:
-            weights, pause = await self._core.control(self._steps.thread, call.command)
-            reply = messages.EngineReply(call.number, None, weights, pause)
+            weights, pause = await self._core.control(self._steps.thread, command)
+            reply = messages.EngineReply(number, None, weights, pause)
         except Exception as error:  # noqa: BLE001 - as in `_compile`
-            failure = error if isinstance(error, MrpServeError) else unexpected_error(error, "")
-            reply = messages.EngineReply(call.number, failure)
+            reply = messages.EngineReply(number, error_for_client(error, ""))
         self._send(reply)
 
 

@@ -32,26 +32,14 @@ def _public(kind: type[Data]) -> list[str]:
     return [name for name in kind.__struct_fields__ if _PRIVATE not in getattr(hints[name], "__metadata__", ())]
 
 
-class Arrival:
-    """The moment of a request's arrival at its ingress. `at`: seconds of this process's monotonic clock.
+class Arrival(float):
+    """The moment of a request's arrival at its ingress, in seconds of this process's monotonic clock.
 
     The clocks of two machines differ, so the seconds that have passed are sent. The receiver subtracts them from its
     own.
     """
 
-    __slots__ = ("at",)
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Arrival) and self.at == other.at
-
-    def __hash__(self) -> int:
-        return hash(self.at)
-
-    def __repr__(self) -> str:
-        return f"Arrival({self.at})"
+    __slots__ = ()
 
     @classmethod
     def now(cls) -> Arrival:
@@ -62,4 +50,4 @@ class Arrival:
         return cls(time.monotonic() - seconds)
 
     def waited_s(self) -> float:
-        return time.monotonic() - self.at
+        return time.monotonic() - self

@@ -20,7 +20,7 @@ from service.ipc.messagepack import Malformed
 from service.link import protocol
 from service.messages.replica_status import Address
 from service.messages.wire import Failure, Items, ReplicaRequest
-from service.tracebacks import unexpected_error
+from service.tracebacks import error_for_client
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class LinkServer:
             else:
                 send(await self._replica.count(request))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id
-            send(Failure(unexpected_error(error, request.origin.request_id)))
+            send(Failure(error_for_client(error, request.origin.request_id)))
         connection.send(protocol.CallEnd(number))
 
 

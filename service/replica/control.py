@@ -18,7 +18,7 @@ from service.messages.wire import ReplicaRequest, Weights
 from service.model.files import resolve
 from service.quality.presets import Presets, presets_of
 from service.settings.settings import Settings
-from service.tracebacks import unexpected_error
+from service.tracebacks import error_for_client
 
 
 class ReplicaControl:
@@ -50,12 +50,10 @@ class ReplicaControl:
         began = time.monotonic()
         try:
             weights = await self._run(command)
-        except MrpServeError as problem:
-            error = problem
+        except Exception as problem:  # noqa: BLE001 - Serve would log the whole traceback
+            error = error_for_client(problem, "")
             if isinstance(problem, CheckpointError | SettingsError) and not isinstance(command, SetPause):
                 error = WeightsRefused(f"{problem.message}; the old weights stay", param="model")
-        except Exception as problem:  # noqa: BLE001 - Serve would log the whole traceback
-            error = unexpected_error(problem, "")
         return ControlResult(self._replica, weights or self.card.weights, self.pause, time.monotonic() - began, error)
 
     async def _run(self, command: ControlCommand) -> Weights:

@@ -19,7 +19,7 @@ from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats
 from service.engine_process.client import EngineProcessClient
-from service.errors import MrpServeError, PromptTooLong
+from service.errors import PromptTooLong
 from service.messages.replica_status import Snapshot, Status
 from service.messages.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, too_late
 from service.replica.blocks import AnswerBlocks
@@ -31,7 +31,7 @@ from service.replica.spans import Timeline, trace_request
 from service.settings.settings import Settings
 from service.telemetry.tracing import Tracing
 from service.text import TextCodec
-from service.tracebacks import unexpected_error
+from service.tracebacks import error_for_client
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class Replica:
 
 
 def _failure(error: Exception, request: ReplicaRequest) -> Failure:
-    return Failure(error if isinstance(error, MrpServeError) else unexpected_error(error, request.origin.request_id))
+    return Failure(error_for_client(error, request.origin.request_id))
 
 
 def _then_trim_memory(encode: Callable[[], _T]) -> _T:

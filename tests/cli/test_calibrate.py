@@ -20,18 +20,18 @@ def model(tmp_path):
 
 @pytest.fixture
 def options(model, tmp_path):
-    """Four plans at two loads and two temperatures."""
+    """Measurements of some plans at two loads and two temperatures."""
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"w{number} w7 w9", "answer": "w"} for number in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    values = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
+    values = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 8, "threads": 1}
     words = [word for name, value in values.items() for word in (f"--{name}", value)]
     words += [word for together in (1, 2) for word in ("--concurrency", together)] + ["--temperature", 0.7]
-    return words + [word for plan in PLANS for word in ("--plan", plan)]
+    return lambda plans: [*words, *(word for plan in plans for word in ("--plan", plan))]
 
 
-def test_calibrate_writes_the_file_of_the_presets(run, capsys, model, options):
-    assert run("calibrate", *options) == 0
+def test_calibrate_writes_the_file_of_the_presets(run, priced, capsys, model, options):
+    assert run("calibrate", *options(PLANS)) == 0
     output = capsys.readouterr()
     assert "lossless: " in output.out
     assert "dynamic threshold=0.05" in output.out
@@ -65,8 +65,9 @@ def test_quality_without_a_calibration_says_how_to_make_one(run, capsys, model):
     )
 
 
-#: each plan on the timed prompts at both loads, lossy plans and static on the others, and all prompts at 0.7
-NUM_JOBS = 4 * 4 + 4 * 2 + 3 + 3 * 3
+def num_jobs(lossy, lossless):
+    """Static and each plan on the timed prompts at both loads; lossy plans and static on the others, and all at 0.7."""
+    return (1 + lossy + lossless) * (4 + 2) + (1 + lossy) * (1 + 3)
 
 
 def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
@@ -74,8 +75,8 @@ def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
 ):
     jobs, measure = [], Calibration._measure
     monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
-    assert run("frontier", *options, "--output", tmp_path / "rows.json") == 0
-    assert len(jobs) == NUM_JOBS
+    assert run("frontier", *options(PLANS), "--output", tmp_path / "rows.json") == 0
+    assert len(jobs) == num_jobs(lossy=2, lossless=1)
     head = capsys.readouterr().out.splitlines()[0]
     for column in ("plan", "accuracy", "from static", "identical", "tok/forward", "ms/token at 2", "frontier"):
         assert column in head
@@ -98,15 +99,21 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
         return measure(self, job)
 
     monkeypatch.setattr(Calibration, "_measure", interrupted)
-    assert run("calibrate", *options) == 130
+    assert run("calibrate", *options(PLANS[:2])) == 130
     assert "run the same command again to resume" in capsys.readouterr().err
     partial = model / "quality.json.partial"
     assert len(partial.read_text("utf-8").splitlines()) == 1 + 7
     jobs = []
     monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
-    assert run("calibrate", *options) == 0
-    assert len(jobs) == NUM_JOBS - 7
+    assert run("calibrate", *options(PLANS[:2])) == 0
+    assert len(jobs) == num_jobs(lossy=1, lossless=0) - 7
     assert not partial.exists()
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """No checkpoint may be loaded."""
+    monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("a checkpoint was loaded"))
 
 
 @pytest.mark.parametrize(
@@ -116,14 +123,49 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
         (("--count", 7), "count is 7"),
         (("--concurrency", 3), "concurrency is 3, allowed is at most half the timed prompts, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
-        (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
-def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, capsys, options, more, message, monkeypatch):
-    if "--out" not in more:
-        monkeypatch.setattr("service.cli.options.ModelOptions.ranks", lambda *_: pytest.fail("a checkpoint was loaded"))
-    assert run("calibrate", *options, *more) == 1
+def test_calibrate_refuses_wrong_options_before_it_loads_anything(run, unloaded, capsys, options, more, message):
+    assert run("calibrate", *options(PLANS), *more) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_anything_is_measured(run, capsys, options):
+    assert run("calibrate", *options(PLANS), "--out", "nowhere/quality.json") == 1
+    assert "nowhere/quality.json cannot be written: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
+        (("--prompts", "nowhere.jsonl"), "the prompts nowhere.jsonl cannot be read: No such file"),
+        (("--plan", "remask threshold"), "plan is 'remask threshold', expected is text such as 'remask thr"),
+    ],
+)
+def test_frontier_says_in_one_line_what_is_allowed(run, unloaded, capsys, words, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run("frontier", *words) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"mrp-serve: {message}"), error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_demos_scorer_names_a_prompt_that_is_not_the_demos(run, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"What is {number}?"}) + "\n" for number in range(4)))
+    assert run("calibrate", "--prompts", file, *("--concurrency", 1, "--plan", "static")) == 1
+    assert capsys.readouterr().err == (
+        "mrp-serve: the prompt 'What is 0?' is no problem of the demo: name another scorer for prompts of your own\n"
+    )
+
+
+def test_answers_are_looked_for_before_anything_is_loaded(run, unloaded, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("calibrate", "--prompts", file, *("--concurrency", 1, "--scorer", "exact")) == 1
+    assert capsys.readouterr().err == ("mrp-serve: the line of the prompt 'c' has no answer, which this scorer needs\n")
 
 
 def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):

@@ -18,7 +18,7 @@ def test_generate_answers_on_stdout_and_tells_statistics_on_stderr(run, capsys):
     assert "seed 3" in output.err
 
 
-def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
+def test_generate_as_json_uses_the_servers_default_mode(run, priced, capsys):
     assert run("generate", STORY, "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["mode"] == "speculative"

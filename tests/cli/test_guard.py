@@ -6,21 +6,22 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from service.cli.guard import Exit
-from service.cli.processes import of_session, stat
+from service.cli.processes import of_session, runs
 
 #: the child says its session once its own child runs, and ends as the test wants
 PROGRAM = """
 import os, signal, subprocess, sys, threading, time
-from service.cli.guard import guarded
+from service.cli.guard import guarded, listen
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
 
-def serve(order):
+def serve(orders):
     asked = threading.Event()
-    order.listen(asked.set)
+    listen(orders, asked.set)
     subprocess.Popen(["sleep", "1000"])
     print(os.getsid(0), flush=True)
     if sys.argv[1] == "fails":
@@ -66,8 +67,8 @@ def test_the_status_is_the_services_and_nothing_is_left() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_every_process_drains(number: int) -> None:
     program = Program("drains")
-    for pid in of_session(program.session):
-        os.kill(pid, number)
+    for process in of_session(program.session):
+        process.send_signal(number)
     os.killpg(program.process.pid, number)
     assert program.ends() == (Exit.ENDED, "drained\n", "")
 
@@ -99,8 +100,11 @@ def test_a_killed_program_leaves_nothing_behind() -> None:
     assert program.ends() == (-signal.SIGKILL, "", "")
 
 
-def test_a_process_that_has_ended_has_no_state() -> None:
+def test_a_zombie_has_ended() -> None:
     ended = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-    assert stat(ended.pid) is None
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    process = psutil.Process(ended.pid)
+    assert not runs(process)
+    assert process not in of_session(os.getsid(0))
     ended.wait()
+    assert not runs(process)

@@ -1,9 +1,12 @@
-"""The help texts of options are true."""
+"""The help texts of options are true, and the version is that of the project."""
 
 import inspect
+import tomllib
+from pathlib import Path
 
 import pytest
 
+import service
 from service.cli import generate
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES
@@ -32,3 +35,10 @@ def test_generate_names_all_modes():
 def test_a_scale_that_is_no_number_is_refused(run, capsys):
     assert run("check", "--device", "cpu", "--mrp-scale", "nan") == 1
     assert "mrp_scale is nan, expected a finite number" in capsys.readouterr().err
+
+
+def test_it_says_which_version_it_is(run, capsys):
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"mrp-serve {project['version']}\n"
+    assert service.__version__ == project["version"]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+import ray
 
 from service.cli import cluster, preflight
 from service.demo import CHECKPOINT
@@ -103,19 +104,21 @@ def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, files: in
 
 
 @pytest.mark.parametrize(
-    ("resources", "units", "words"),
+    ("resources", "device", "words"),
     [
-        ({"CPU": 2.0}, ("CPU",), "every replica needs a CPU, but Ray finds 2 on"),
-        ({"CPU": 8.0}, ("CPU", "GPU"), "every replica needs a GPU, but Ray finds 0 on"),
-        ({"CPU": 8.0, "GPU": 2.0}, ("CPU", "GPU"), "every replica needs a GPU, but Ray finds 2 on"),
+        ({"CPU": 2.0}, "cpu", "every replica needs a CPU, but Ray finds 2 on"),
+        ({"CPU": 8.0}, "cuda", "every replica needs a GPU, but Ray finds 0 on"),
+        ({"CPU": 8.0, "GPU": 2.0}, "cuda", "every replica needs a GPU, but Ray finds 2 on"),
     ],
 )
 def test_more_replicas_than_the_machine_has_room_for(
-    resources: dict[str, float], units: tuple[str, ...], words: str
+    monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], device: str, words: str
 ) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
     with pytest.raises(SettingsError, match=f"num_replicas is 3 and {words}"):
-        preflight.check_room(Settings(num_replicas=3), resources, units)
-    preflight.check_room(Settings(num_replicas=1), resources | {"GPU": 1.0}, units)
+        preflight.check_room(Settings(num_replicas=3, device=device))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources | {"GPU": 1.0})
+    preflight.check_room(Settings(num_replicas=1, device=device))
 
 
 def test_the_checks_do_not_import_torch() -> None:

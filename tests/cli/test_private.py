@@ -80,22 +80,20 @@ def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_runs_folder_is_its_users_alone(base: Path) -> None:
-    run = private.RunFolder()
-    assert run.path.parent == base / f"mrp-{os.geteuid()}"
-    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (run.path, run.path.parent)} == {0o700}
-    run.remove()
-    assert not run.path.exists()
+    run = private.make_run_folder()
+    assert run.parent == base / f"mrp-{os.geteuid()}"
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (run, run.parent)} == {0o700}
 
 
 def test_folders_of_earlier_runs_are_removed_but_the_newest(base: Path) -> None:
-    above = private.RunFolder().path.parent
-    running = private.RunFolder()
+    above = private.make_run_folder().parent
+    running = private.make_run_folder()
     for number, name in enumerate(("first", "second", "third")):
         (above / name / "ray").mkdir(parents=True)
         os.utime(above / name, (number, number))
-    os.utime(running.path, (9, 9))
-    new = private.RunFolder()
-    assert {folder.name for folder in above.iterdir()} >= {"third", running.path.name, new.path.name}
+    os.utime(running, (9, 9))
+    new = private.make_run_folder()
+    assert {folder.name for folder in above.iterdir()} >= {"third", running.name, new.name}
     assert not (above / "first").exists()
     assert not (above / "second").exists()
 
@@ -105,10 +103,10 @@ def test_a_folder_of_others_is_not_used(base: Path) -> None:
     above.mkdir()
     above.chmod(0o755)
     with pytest.raises(SettingsError, match=f"mode 0755.*`chmod 700 {above}`"):
-        private.RunFolder()
+        private.make_run_folder()
     above.rmdir()
     above.symlink_to(base)
-    first, second = private.RunFolder().path, private.RunFolder().path
+    first, second = private.make_run_folder(), private.make_run_folder()
     assert first.parent == second.parent
     assert first.parent.parent == base
     assert first.parent.name.startswith(f"mrp-{os.geteuid()}-")
@@ -130,5 +128,5 @@ def test_a_path_that_is_too_long_for_sockets(base: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_TMPDIR", str(long := base / ("x" * 60)))
     long.mkdir()
     with pytest.raises(SettingsError, match="set RAY_TMPDIR to a shorter folder"):
-        private.RunFolder()
+        private.make_run_folder()
     assert not list(long.glob("mrp-*/*"))

@@ -1,12 +1,18 @@
-"""`mrp-serve serve` refuses wrong settings before it starts anything."""
+"""`mrp-serve serve`: wrong settings, which it refuses before it starts anything, its last lines, and its log."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
-from service.cli.serve import _ready
+from service.cli.serve import LogPipe, _ready
 from service.settings.settings import Settings
 from tests.tiny import GOLDEN
+
+WRITER = (
+    "import sys; log = open(sys.argv[1], 'a'); [log.write(f'{sys.argv[2]} {n}\\n') or log.flush() for n in range(50)]"
+)
 
 
 @pytest.mark.parametrize("fewest", [0, 1])
@@ -49,3 +55,15 @@ def test_an_address_of_ipv6_stands_in_brackets(host, url):
 )
 def test_a_service_without_keys_that_others_may_reach_says_so(chosen_settings, warns):
     assert ("warning: no API keys are set" in _ready(Settings(**chosen_settings), 3.0)) is warns
+
+
+def test_lines_of_other_processes_come_out_whole(tmp_path, capsys):
+    with LogPipe(tmp_path) as pipe:
+        writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(pipe.path), name]) for name in "ab"]
+        assert [writer.wait(30) for writer in writers] == [0, 0]
+        with pipe.path.open("a") as late:
+            late.write("späť\n")
+    stderr_lines = capsys.readouterr().err.splitlines()
+    assert sorted(stderr_lines[:-1]) == sorted(f"{name} {number}" for name in "ab" for number in range(50))
+    assert stderr_lines[-1] == "späť"
+    assert not pipe.path.exists()

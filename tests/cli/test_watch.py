@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from service.cli import processes
-from service.cli.processes import Stat, listener, of_session, stat
+from service.cli.processes import listener, of_session
 
 #: answers every request, and says its port
 SERVER = """
@@ -25,22 +26,25 @@ server.serve_forever()
 """
 
 
-def process_stat(name: str, parent: int, started: int) -> Stat:
-    return Stat(name=name, state="S", parent=parent, session=1, cpu=0, started=started)
+class FakeProcess:
+    """A process of a session, without children of its own."""
+
+    def __init__(self, pid: int, name: str, parent: int, command: str = "") -> None:
+        self.pid = pid
+        self.name, self.ppid, self.cmdline = lambda: name, lambda: parent, lambda: [command or name]
 
 
 def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = {
-        2: process_stat("gcs_server", 1, 10),  # of an attempt that was too slow
-        3: process_stat("gcs_server", 1, 20),
-        4: process_stat("raylet", 1, 30),
-        5: process_stat("ray::Dashboard", 4, 40),
-        6: process_stat("ray::ServeRepli", 4, 50),
-        7: process_stat("python", 1, 60),
-    }
+    session = [
+        FakeProcess(2, "gcs_server", 1),  # of an attempt that was too slow
+        FakeProcess(3, "gcs_server", 1),
+        FakeProcess(4, "raylet", 1),
+        FakeProcess(5, "ray::Dashboard", 4, "ray::DashboardAgent"),
+        FakeProcess(6, "ray::ServeRepli", 4, "ray::ServeReplica"),
+        FakeProcess(7, "python", 1, "agent.py"),
+    ]
     monkeypatch.setattr(processes, "of_session", lambda _: session)
-    monkeypatch.setattr(processes, "command_line", {5: "ray::DashboardAgent", 6: "ray::ServeReplica"}.get)
-    assert {pid: name for pid, (name, _) in processes.needed(1).items()} == {
+    assert {process.pid: name for process, name in processes.needed(1).items()} == {
         5: "an agent of Ray's raylet",
         3: "Ray's gcs_server",
         4: "Ray's raylet",
@@ -51,9 +55,7 @@ def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(processes, "_LOOK_S", 0.01)
     messages: queue.Queue[str] = queue.Queue()
     process = subprocess.Popen(["sleep", "1000"])
-    now = stat(process.pid)
-    assert now is not None
-    processes.ProcessWatch({process.pid: ("the sleeper", now)}, messages.put).start()
+    processes.ProcessWatch({psutil.Process(process.pid): "the sleeper"}, messages.put).start()
     process.kill()
     assert messages.get(timeout=30) == f"the sleeper (process {process.pid})"
     process.wait()
@@ -87,7 +89,7 @@ def test_a_busy_ingress_has_more_time(
 ) -> None:
     process, port = server
     ticks = iter(range(1000))
-    monkeypatch.setattr(processes, "stat", lambda _: Stat("python", "R", 1, 1, next(ticks), 1))
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda _: next(ticks))
     monkeypatch.setattr(processes.IngressWatch, "_answers", lambda _: next(ticks) > 20)
     processes.IngressWatch("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
     assert process.poll() is None
@@ -95,6 +97,7 @@ def test_a_busy_ingress_has_more_time(
 
 def test_a_port_of_others_is_left_alone(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
-    assert listener(port, [process.pid]) == process.pid
-    assert process.pid in of_session(os.getsid(0))
-    assert listener(port, [os.getpid()]) is None
+    its_process = psutil.Process(process.pid)
+    assert listener(port, [psutil.Process(), its_process]) == its_process
+    assert its_process in of_session(os.getsid(0))
+    assert listener(port, [psutil.Process()]) is None

@@ -76,10 +76,10 @@ def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> Non
         "folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False, weights=Weights()
     )
     sent = [
-        messages.EngineReady(info),
         messages.StepOutputs([EVENT, FOUND, BlockProgress("a", 3, 4, STEPS, 0.5)], ["b"], STATE, "why", b"x"),
         messages.Compiled("a"),
         messages.EngineAlive(),
+        messages.EngineReply(0, info=info),
         messages.EngineReply(3, None, Weights(1, "m"), PauseState(2, True)),
     ]
     assert [crossed(messages.AT_REPLICA, message) for message in sent] == sent
@@ -87,8 +87,9 @@ def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> Non
 
 def test_every_message_to_the_engines_process_comes_back_equal() -> None:
     weights = Weights(3, "n", "m", ("m", "n"), 2, partial=True)
-    commands = [CheckWeights(weights), UpdateWeights(weights), SetPause(PauseState(1, True, 2), wait=True)]
-    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
+    pause = SetPause(PauseState(1, True, 2), wait=True)
+    commands = [messages.Start("{}"), CheckWeights(weights), UpdateWeights(weights), pause]
+    sent = [messages.Abort("a"), *(messages.EngineCall(1, command) for command in commands)]
     assert [crossed(messages.AT_ENGINE, message) for message in sent] == sent
 
 

@@ -32,6 +32,7 @@ from service.link.protocol import (
     ReplicaItem,
 )
 from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
+from tests.clock import Clock
 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MrpServeError)]
 #: MessagePack has no others
@@ -197,6 +198,22 @@ def test_a_value_without_an_encoding_is_refused(value: Any) -> None:
     step: Any = {"kind": value}
     with pytest.raises(Unsendable):
         AT_INGRESS.encode(ReplicaItem(0, Chunk(0, "", (), Stats(), (step,)), 0))
+
+
+@pytest.mark.parametrize("receiver_s", [0.0, 5_000_000.0], ids=["behind", "ahead"])
+def test_a_wait_continues_at_a_receiver_with_another_clock(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, receiver_s: float
+) -> None:
+    monkeypatch.setattr(data.time, "monotonic", clock)
+    codec = MessagePack(Arrival)
+    arrival = Arrival.now()
+    clock.now += 7.0
+    sent = codec.content([codec.encode(arrival)])
+    clock.now = receiver_s
+    [received] = codec.decode(sent)
+    assert received.waited_s() == 7.0
+    clock.now += 2.0
+    assert received.waited_s() == 9.0
 
 
 def test_prompts_and_answers_are_in_no_repr() -> None:

@@ -3,8 +3,6 @@
 Serve calls a replica hung that is silent for 6 s instead of 18.
 """
 
-from typing import Any
-
 from service.cli import cluster
 from service.cli.main import main
 from service.settings.settings import Settings
@@ -13,19 +11,18 @@ _HANGS_S = 2.0
 _begin = cluster.begin
 
 
-def begin(settings: Settings) -> Any:
+def begin(settings: Settings) -> None:
     """What is changed imports Ray, which reads the environment that `begin` has made.
 
     Ray is told of enough CPUs for all ranks, however few there are.
     """
     ranks = settings.num_replicas * settings.tensor_parallel_size
-    proxy = _begin(settings, ranks if settings.tensor_parallel_size > 1 else None)
+    _begin(settings, ranks if settings.tensor_parallel_size > 1 else None)
     from service import app
     from tests.service.paced import PacedGenerator
 
     app.GeneratorDeployment = PacedGenerator  # type: ignore[misc]
     app._HANGS_S = _HANGS_S
-    return proxy
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def gone(session, seconds=5.0):
     deadline = time.monotonic() + seconds
     while left := of_session(session):
         if time.monotonic() > deadline:
-            return {pid: command(pid) for pid in left} == {}
+            return {process.pid: command(process.pid) for process in left} == {}
         time.sleep(0.05)
     return True
 
@@ -40,8 +40,8 @@ def gone(session, seconds=5.0):
 @pytest.mark.parametrize("victim", ["gcs_server", "raylet", "DashboardAgent", "RuntimeEnvAgent"])
 def test_the_program_ends_with_ray(started, victim):
     session = session_of(started)
-    [pid] = [pid for pid in needed(session) if victim in command(pid)[:200]]
-    os.kill(pid, signal.SIGKILL)
+    [process] = [process for process in needed(session) if victim in command(process.pid)[:200]]
+    process.kill()
     assert started.process.wait(10) == Exit.LOST
     assert gone(session)
     assert "has ended, so the service ends; Ray's logs: " in started.stderr
@@ -57,8 +57,8 @@ def test_ray_ends_with_the_program(started):
 @pytest.mark.parametrize("stopped", ["ServeController", "ServeReplica:mrp:Generator"])
 def test_the_program_ends_in_time_though_a_process_is_stopped(started, stopped):
     session = session_of(started)
-    [pid] = [pid for pid in of_session(session) if stopped in command(pid)]
-    os.kill(pid, signal.SIGSTOP)
+    [process] = [process for process in of_session(session) if stopped in command(process.pid)]
+    process.suspend()
     started.process.terminate()
     assert started.process.wait(60) == Exit.ENDED
     assert gone(session)

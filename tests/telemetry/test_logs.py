@@ -8,7 +8,7 @@ import pytest
 
 from service.settings.settings import Settings
 from service.telemetry.logs import install_logs, log_formatter
-from service.tracebacks import type_and_line, unexpected_error, without_message
+from service.tracebacks import error_for_client, type_and_line, without_message
 
 
 def logged(capfd: pytest.CaptureFixture[str], **settings: str) -> list[str]:
@@ -53,7 +53,7 @@ def test_an_unexpected_error_is_logged_by_type_and_line(caplog: pytest.LogCaptur
         except KeyError as cause:
             raise RuntimeError("the key") from cause
     except RuntimeError as error:
-        description, ours = without_message(error), unexpected_error(error, "r1")
+        description, ours = without_message(error), error_for_client(error, "r1")
     assert description.count("test_logs.py") == 2
     assert description.count("raised from:") == 1
     assert "builtins.RuntimeError" in description

@@ -21,16 +21,8 @@ def data(tmp_path):
 
 
 def options(data, out, **more):
-    option_values = {
-        "backbone": GOLDEN,
-        "data": data,
-        "out": out,
-        "steps": 3,
-        "batch": 2,
-        "device": "cpu",
-        "threads": 1,
-    } | more
-    return [word for name, value in option_values.items() for word in (f"--{name}", value)]
+    values = {"backbone": GOLDEN, "data": data, "out": out, "steps": 3, "batch": 2, "device": "cpu", "threads": 1}
+    return [word for name, value in (values | more).items() for word in (f"--{name}", value)]
 
 
 def stored(out):
@@ -60,11 +52,8 @@ def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run_pr
     }
     assert {name: values[name] for name in expected} == expected
     [phase] = values["objective.phases"]
-    assert phase == {
-        "start": 0.0,
-        "applications": 1,
-        "weights": {"next_pick": 0.0, "order": 0.0, "revision": 0.0},
-    }
+    weights = {"next_pick": 0.0, "order": 0.0, "revision": 0.0}
+    assert phase == {"start": 0.0, "applications": 1, "weights": weights}
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (3, True, 1)
     capsys.readouterr()

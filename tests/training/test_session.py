@@ -17,6 +17,7 @@ from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
 from service.text import TextCodec
 from tests.tiny import EXPERTS_NAME
+from tests.training.conftest import curve
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
@@ -26,18 +27,6 @@ from training.trainer import Team
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Texts of the golden vocabulary's words."""
-    file = tmp_path_factory.mktemp("data") / "texts.jsonl"
-    rng = torch.Generator().manual_seed(0)
-    with file.open("w") as out:
-        for number in range(40):
-            words = torch.randint(0, 500, (9 + number % 20,), generator=rng).tolist()
-            out.write(json.dumps({"text": " ".join(f"w{word}" for word in words)}) + "\n")
-    return file
 
 
 def plan_of(data, out, **changes):
@@ -51,10 +40,6 @@ def plan_of(data, out, **changes):
         Module(layers=1),
     )
     return replace(plan, **changes)
-
-
-def curve(out):
-    return [json.loads(line) for line in (out / "training" / "losses.jsonl").read_text().splitlines()]
 
 
 def run(plan, watcher=None):

@@ -1,6 +1,5 @@
 """A training by Ray Train: the updates of one worker, also when a worker is killed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from service.errors import SettingsError
 from tests.service.processes import command, descendants
+from tests.training.conftest import curve
 from training import workers
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
@@ -27,16 +27,6 @@ STEPS = 24
 LOSSES = ("--trajectories", "0.5", "--next-pick", "4", "--order", "0.25", "--revision", "0.5", "--copies", "2")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    file = tmp_path_factory.mktemp("data") / "texts.jsonl"
-    texts = (
-        " ".join(f"w{(number * 31 + index * 17) % 500}" for index in range(10 + number % 9)) for number in range(60)
-    )
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return file
-
-
 def program(data, out, *more):
     """The program as a process."""
     words = ["--backbone", GOLDEN, "--data", data, "--out", out, "--steps", str(STEPS), "--batch", "4", *LOSSES, *more]
@@ -49,10 +39,6 @@ def finished(process):
     output, stderr = process.communicate(timeout=400)
     assert process.returncode == 0, stderr
     return output
-
-
-def curve(out):
-    return [json.loads(line) for line in (out / "training" / "losses.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_fewer_rows_where_the_largest_forward_does_not_fit(device):
     checkpoint = on_device(NAME)
     device.total_bytes = device.live_bytes + 24 * 2**20
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", gpu_memory_utilization=1.0)
-    config = _limits(settings, checkpoint)
+    config = _limits(settings, checkpoint, EngineDeps())
     assert config.max_rows < 256
     decode_golden(Engine(checkpoint, replace(config, attention="triton")), NAME, 1)
 
