@@ -43,15 +43,10 @@ def current_record() -> Record | None:
     return _current.get()
 
 
-class RequestLog:
+def with_request_log(app: ASGIApp) -> ASGIApp:
     """Writes the line of every HTTP request when the request has ended. Needs `scope["request_id"]`."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
         record, started = Record(scope["request_id"]), time.monotonic()
         token = _current.set(record)
 
@@ -61,7 +56,7 @@ class RequestLog:
             return send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_note)
         except Exception as error:
             if record.status is None:
                 raise
@@ -72,6 +67,8 @@ class RequestLog:
         finally:
             _current.reset(token)
             _write(record, scope, time.monotonic() - started)
+
+    return logged
 
 
 def current_origin() -> Origin:

@@ -91,20 +91,19 @@ class GeneratorDeployment:
             self._replica.close()
 
 
-class ServeDisconnectAdapter:
+def with_asgi_disconnect(app: ASGIApp) -> ASGIApp:
     """Turns Serve's own error for a client that disconnected into ASGI's `http.disconnect`."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def adapted(scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_or_disconnect() -> Message:
             try:
                 return await receive()
             except TaskCancelledError:
                 return {"type": "http.disconnect"}
 
-        await self._app(scope, receive_or_disconnect, send)
+        await app(scope, receive_or_disconnect, send)
+
+    return adapted
 
 
 @serve.ingress()
@@ -137,7 +136,7 @@ class IngressDeployment:
             self._listener = await Listener.start(app, settings.host, settings.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return ServeDisconnectAdapter(self._ingress.app(answers_request_id=False))
+        return with_asgi_disconnect(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
         return self._ingress.snapshot()

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.gateway.http.listener import Listener, bind
-from service.gateway.http.middleware import CancelOnDisconnect
+from service.gateway.http.middleware import cancelled_on_disconnect
 from service.gateway.ingress import Ingress
 from service.settings.settings import Settings
 from tests.gateway.generate.helpers import body
@@ -149,7 +149,7 @@ async def test_a_cancellation_by_the_server_is_raised():
     async def stays() -> dict[str, object]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    task = asyncio.create_task(CancelOnDisconnect(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
+    task = asyncio.create_task(cancelled_on_disconnect(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

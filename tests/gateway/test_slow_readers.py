@@ -17,6 +17,7 @@ from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.draining import Draining
 from service.gateway.http import guarded
+from service.gateway.http.bodies import Bodies
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
 from service.gateway.pipeline import RequestPipeline
@@ -46,7 +47,7 @@ class Service:
             Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time
         )
         self.admission.serves(replace(CARD, slots=slots, max_model_len=10**9))
-        self.draining, self.count, self.fails_at = Draining(), 0, sys.maxsize
+        self.draining, self.count, self.fails_at = Draining(Bodies()), 0, sys.maxsize
         backend = SimpleNamespace(stream=self._blocks, note_error=lambda error: None)
         self.pipeline = RequestPipeline(backend, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
         if readers is not None:

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.gateway.http.guarded import GuardedProtocol
-from service.gateway.http.middleware import CancelOnDisconnect
+from service.gateway.http.middleware import cancelled_on_disconnect
 from service.gateway.http.sockets import BACKLOG, bind
 
 #: seconds for which a connection without requests stays open, as at Serve's proxies
@@ -36,7 +36,7 @@ class Listener:
         """Listens on the address from now on. OSError if it is taken."""
         bound = bind(host, port)
         config = uvicorn.Config(
-            CancelOnDisconnect(app),
+            cancelled_on_disconnect(app),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",
