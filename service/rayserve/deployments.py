@@ -11,7 +11,6 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -126,9 +125,9 @@ class IngressDeployment:
         context = serve.get_replica_context()
         ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
-        links = _links(settings, registry, on_wait=lambda: self._backend.poll())  # noqa: PLW0108 - made below
-        self._backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
-        self._ingress = Ingress(_replica_name(), settings, self._backend, start_tracing(settings), registry)
+        links = _links(settings, registry)
+        backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
+        self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None
         if listens:
@@ -167,7 +166,7 @@ class IngressDeployment:
             await listener.close(self._patience_s)
 
 
-def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
+def _links(settings: Settings, registry: Registry) -> ReplicaLinks:
     from service.link.requests import ReplicaLinks
     from service.rayserve.network import link_tls
     from service.routing.router import Router, slack
@@ -177,7 +176,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
     later = partial(asyncio.get_running_loop().call_later, _LATER_S)
     router = Router(slack(settings.slots), settings.enable_prefix_caching, on_route, later=later)
-    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
+    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
 async def _exit_when_failed(replica: Replica) -> None:

@@ -31,7 +31,6 @@ from service.messages.wire import Weights
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
 from tests.gateway import doubles
-from tests.gateway.helpers import eventually
 
 CARD = replace(doubles.CARD, name="m", slots=1)
 STATUS = Status("r0", None, CARD)
@@ -40,11 +39,10 @@ STATUS = Status("r0", None, CARD)
 class Links:
     def __init__(self) -> None:
         self.count = self.stream = None
-        self.waiting, self.updates = 0, list[list[Status]]()
+        self.updates = list[list[Status]]()
 
     async def update(self, statuses: list[Status]) -> list[Status]:
         self.updates.append(statuses)
-        self.waiting = 0
         return statuses
 
 
@@ -90,18 +88,6 @@ async def test_a_service_whose_only_replica_drains_has_none() -> None:
     links.update = AsyncMock(return_value=[])  # type: ignore[method-assign]
     with pytest.raises(NotReady, match="gone"):
         await backend(Handle([STATUS]), links=links).statuses()
-
-
-@pytest.mark.usefixtures("missing")
-async def test_while_a_request_waits_for_a_link_the_replicas_are_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_POLL_S", 0.0)
-    handle, links = Handle([], [], [STATUS]), Links()
-    links.waiting = 2
-    polling = backend(handle, links=links)
-    polling.poll()
-    polling.poll()
-    await eventually(lambda: polling._polling is not None and polling._polling.done())
-    assert (len(handle.broadcasts), len(links.updates)) == (3, 1)
 
 
 async def test_failed_replicas_have_a_status_and_lost_ones_have_none() -> None:
