@@ -185,7 +185,7 @@ def test_nothing_comes_after_an_answer_was_given_up():
 
     async def main() -> None:
         readers = SlowReaders(most_bytes=2000)
-        relay = Relay(readers, request(1, 100), blocks())
+        relay = Relay(readers, request(1, 100), blocks()).items()
         first = await anext(relay)
         await asyncio.sleep(1)
         assert isinstance(first, Chunk)
