@@ -148,7 +148,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.settings",
         "service.telemetry",
         "service.errors",
-        "service.tracebacks",
     ),
     "service.batch": (
         "service.api",

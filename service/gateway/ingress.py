@@ -29,7 +29,7 @@ from service.api.openai.routes import openai_router
 from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
 from service.api.parse import RequestContext
 from service.api.score.routes import score_router
-from service.errors import MrpServeError, ScaledToZero, Unauthorized
+from service.errors import MrpServeError, ScaledToZero
 from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
@@ -126,7 +126,7 @@ class Ingress:
         Without `allowed_origins`, browsers show no answer to them. Serve's proxies listen elsewhere than `host` says.
         """
         origins = self._settings.allowed_origins
-        if not self._keys.configured:
+        if not self._keys:
             app = OriginGate(app, self.count_rejected, host, origins)
         return CORSMiddleware(app, origins, CORS_METHODS, ["*"], expose_headers=CORS_EXPOSED) if origins else app
 
@@ -198,21 +198,18 @@ class Ingress:
 
         RateLimited before the body is read, if the key may send none. A request counts from its head on.
         """
-        sent = sent_key(request.headers)
-        key = self._keys.find(sent)
-        if key is None:
-            raise Unauthorized(f"the API key is {'wrong' if sent else 'missing'}; send `Authorization: Bearer <key>`")
+        key = self._keys.find(sent_key(request.headers))
         request.state.api_key, request.state.admitted = key, False
         if request.method != "POST":
             yield request
             return
-        self._admission.begin(key)
+        self._admission.limits.take_request(key)
         try:
             with self._bodies.coming(key.name, request.receive) as receive:
                 yield Request(request.scope, receive)
         except MrpServeError as error:
             if error.status >= 429 and not request.state.admitted:
-                self._admission.give_back(key)
+                self._admission.limits.give_back_request(key)
             raise
 
     async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:

@@ -76,13 +76,13 @@ class SimulatedIngress:
         self.admission.serves(replace(CARD, slots=slots, max_model_len=10**9))
         self.replicas, self.draining = Replicas(), Draining(Bodies())
         self.pipeline = RequestPipeline(self.replicas, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
-        self.count, self.charged, consume_tokens = 0, 0.0, self.admission._limits.consume_tokens
+        self.count, self.charged, consume_tokens = 0, 0.0, self.admission.limits.consume_tokens
 
         def consume(tenant: str, tokens: float) -> None:
             self.charged += tokens
             consume_tokens(tenant, tokens)
 
-        self.admission._limits.consume_tokens = consume  # type: ignore[method-assign]
+        self.admission.limits.consume_tokens = consume  # type: ignore[method-assign]
 
     async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
         """Sends one request and waits for its end, of any kind."""
