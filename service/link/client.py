@@ -61,17 +61,14 @@ class Link(Frames):
         loop = asyncio.get_running_loop()
         make = partial(cls, address.secret, on_close, on_load)
         _, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
-        await link.prove()
-        return link
-
-    async def prove(self) -> None:
-        self.write(self._nonce)
+        link.write(link._nonce)
         try:
-            await self._proven
+            await link._proven
         except BaseException:
-            self.abort()
+            link.abort()
             raise
-        self._watching = asyncio.create_task(self._watch())
+        link._watching = asyncio.create_task(link._watch())
+        return link
 
     def call(self, method: protocol.Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
         """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""
@@ -95,12 +92,9 @@ class Link(Frames):
                     self._on_load(other_requests)
                     if call := self._calls.get(number):
                         call.push(item)
-                case protocol.CallEnd(number):
+                case protocol.CallEnd(number, refused):
                     if call := self._calls.pop(number, None):
-                        call.push(None)
-                case protocol.CallRefused(number):
-                    if call := self._calls.pop(number, None):
-                        call.push(ReplicaDraining())
+                        call.push(ReplicaDraining() if refused else None)
                 case protocol.DrainNotice():
                     self._close()
 

@@ -202,7 +202,7 @@ class _Connection(Frames):
 
     def _begin(self, call: protocol.ReplicaCall) -> None:
         if self._server.draining:
-            self.send(protocol.CallRefused(call.number))
+            self.send(protocol.CallEnd(call.number, refused=True))
             return
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))
         self.calls[call.number] = task
