@@ -160,7 +160,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.errors",
         "service.tracebacks",
     ),
-    "service.hooks": ("service.gateway.proxied", "service.rayserve.scaling"),
+    "service.hooks": ("service.gateway.http.middleware", "service.rayserve.scaling"),
     "service.app": ("service.rayserve", "service.settings"),
     "service.library": ("service.constraints", "service.decode", "service.engine", "service.model", "service.text"),
     "service.cli": ("service", "training.cli"),

@@ -61,14 +61,17 @@ class Link(Frames):
         loop = asyncio.get_running_loop()
         make = partial(cls, address.secret, on_close, on_load)
         _, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
-        link.write(link._nonce)
-        try:
-            await link._proven
-        except BaseException:
-            link.abort()
-            raise
-        link._watching = asyncio.create_task(link._watch())
+        await link.prove()
         return link
+
+    async def prove(self) -> None:
+        self.write(self._nonce)
+        try:
+            await self._proven
+        except BaseException:
+            self.abort()
+            raise
+        self._watching = asyncio.create_task(self._watch())
 
     def call(self, method: protocol.Method, request: ReplicaRequest, on_end: Callable[[], None]) -> PendingCall:
         """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Any, TypeVar
 
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -12,7 +13,7 @@ from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import describe_missing, is_scaled_to_zero
+from service.rayserve.serve_state import describe, is_scaled_to_zero
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +67,14 @@ class RayBackend:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
             return self._statuses
+        raise await asyncio.to_thread(self._no_replica)
+
+    def _no_replica(self) -> NotReady:
         handle = self._replicas
-        if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
-            raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
-        why = await asyncio.to_thread(describe_missing, handle.app_name, handle.deployment_name)
-        raise NotReady(f"{why}{self._last_error}", retry_after=5.0)
+        deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
+        if self._scales_to_zero and is_scaled_to_zero(deployment):
+            return ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
+        return NotReady(f"{describe(deployment)}{self._last_error}", retry_after=5.0)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
         try:

@@ -28,7 +28,7 @@ from service.messages.replica_status import (
     UpdateWeights,
 )
 from service.messages.wire import Weights
-from service.rayserve import ray_backend, serve_state
+from service.rayserve import ray_backend
 from service.rayserve.ray_backend import RayBackend
 from tests.gateway import doubles
 
@@ -73,7 +73,8 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "describe_missing", lambda app, deployment: "gone")
+    serve_status(monkeypatch)
+    monkeypatch.setattr(ray_backend, "describe", lambda deployment: "gone")
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
@@ -103,7 +104,7 @@ def serve_status(monkeypatch: pytest.MonkeyPatch, **deployment: Any) -> None:
     overview = SimpleNamespace(
         applications={"mrp": SimpleNamespace(deployments={"Generator": SimpleNamespace(**deployment)})}
     )
-    monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
+    monkeypatch.setattr(ray_backend.serve, "status", lambda: overview)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.errors import CountError, problem
-from service.errors import BodyTooLarge, Forbidden, InvalidRequest
+from service.api.errors import CountError, error_writer, problem
+from service.api.streams import MEDIA_TYPE, frame
+from service.errors import BodyTooLarge, Forbidden, IngressLost, InvalidRequest
+from service.gateway.http.guarded import guard_uvicorn
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
@@ -23,6 +26,8 @@ _GZIP = 31
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
 _LEFT = "http.disconnect"
+#: seconds after which a client may try again
+_RETRY_S = 1.0
 
 
 def with_request_id(app: ASGIApp, *, answer: bool) -> ASGIApp:
@@ -52,17 +57,6 @@ def sent_key(headers: Headers) -> bytes:
     """The API key of `Authorization: Bearer`, else of `X-Api-Key`, unchanged. Empty if the client sent none."""
     scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
-
-
-def with_clean_request_id(app: ASGIApp) -> ASGIApp:
-    """Cleans a client's request id, or makes one, before a server copies it into the response."""
-
-    async def cleaned(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            MutableHeaders(scope=scope)[REQUEST_ID] = _id_of(scope)
-        await app(scope, receive, send)
-
-    return cleaned
 
 
 def _id_of(scope: Scope) -> str:
@@ -245,3 +239,55 @@ class _DisconnectWatch:
         if message["type"] == _LEFT and not self._answering and self._task is not None:
             self._cancelled = self._task.cancel()
         return message
+
+
+# --- Serve's proxies -----------------------------------------------------------------------------------
+
+
+def proxy_middleware() -> list[Middleware]:
+    """The middleware of Serve's proxies, from the innermost to the outermost. A proxy copies a request's id unchanged.
+
+    A proxy calls this before it makes its server, which then has our protocol.
+    """
+    guard_uvicorn()
+    return [Middleware(with_lost_ingress), Middleware(with_clean_request_id)]
+
+
+def with_clean_request_id(app: ASGIApp) -> ASGIApp:
+    """Cleans a client's request id, or makes one, before a server copies it into the response."""
+
+    async def cleaned(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            MutableHeaders(scope=scope)[REQUEST_ID] = _id_of(scope)
+        await app(scope, receive, send)
+
+    return cleaned
+
+
+def with_lost_ingress(app: ASGIApp) -> ASGIApp:
+    """Ends a response that its ingress has not ended: a status that was not sent is 503, a stream ends with `error`."""
+
+    async def ended(scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = is_ended = is_stream = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal is_started, is_ended, is_stream
+            if message["type"] == "http.response.start":
+                is_started = True
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(MEDIA_TYPE)
+            elif message["type"] == "http.response.body":
+                is_ended = not message.get("more_body", False)
+            await send(message)
+
+        await app(scope, receive, send_and_note)
+        if is_ended or scope["type"] != "http":
+            return
+        error = IngressLost("the ingress was lost before the answer was complete", retry_after=_RETRY_S)
+        request_id, write = Headers(scope=scope).get(REQUEST_ID, ""), error_writer(scope["path"])
+        if not is_started:
+            await problem(error, request_id, {REQUEST_ID: request_id}, write)(scope, receive, send)
+        elif is_stream:
+            last = frame("error", write(error, request_id))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    return ended
