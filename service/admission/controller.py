@@ -130,10 +130,6 @@ class AdmissionController:
         return self._throughput.rate or 0.0
 
     @property
-    def has_waiting(self) -> bool:
-        return len(self._queue) > 0
-
-    @property
     def load(self) -> float:
         """Requests at a replica if one more comes now, where all ingresses have equally many."""
         return (len(self._usages) * self._ingresses + 1) / self._replicas

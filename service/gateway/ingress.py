@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -41,9 +42,8 @@ from service.gateway.http.middleware import (
     sent_key,
     with_body_limit,
     with_head_as_get,
-    with_request_id,
 )
-from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
+from service.gateway.metrics import Throttled, expose
 from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
@@ -113,7 +113,7 @@ class Ingress:
         self._add_routes(app)
         limited = with_body_limit(with_head_as_get(app), self._settings.max_body_bytes)
         guarded = self._guarded(self.draining.gate(limited, self.count_rejected), host)
-        layers = with_request_id(with_request_log(guarded), answer=answers_request_id)
+        layers = with_request_log(guarded, answers_id=answers_request_id)
 
         async def by_type(scope: Scope, receive: Receive, send: Send) -> None:
             await (layers if scope["type"] == "http" else app)(scope, receive, send)
@@ -187,7 +187,7 @@ class Ingress:
         return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
-        return Response(await self._page(), media_type=CONTENT_TYPE)
+        return Response(await self._page(), media_type=CONTENT_TYPE_LATEST)
 
     async def _exposed(self) -> bytes:
         return expose(*await self._backend.snapshots(self.snapshot()))

@@ -132,7 +132,7 @@ class IngressDeployment:
         self._listener: Listener | None = None
         if listens:
             app = self._ingress.app(answers_request_id=True, host=settings.host)
-            self._listener = await Listener.start(app, settings.host, settings.port)
+            self._listener = Listener(app, settings.host, settings.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return with_asgi_disconnect(self._ingress.app(answers_request_id=False))

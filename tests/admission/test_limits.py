@@ -12,15 +12,6 @@ from tests.clock import Clock
 
 
 class TestBucket:
-    def test_holds_a_minutes_worth(self, clock: Clock) -> None:
-        bucket = Bucket(60, clock)
-        clock.now += 1000
-        assert bucket.left == 60
-        bucket.consume(60)
-        assert bucket.wait_s(1) == 1
-        clock.now += 1
-        assert bucket.wait_s(1) == 0
-
     def test_a_refund_does_not_overflow(self, clock: Clock) -> None:
         bucket = Bucket(60, clock)
         bucket.consume(10)

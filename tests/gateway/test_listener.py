@@ -55,7 +55,7 @@ def app() -> Application:
 
 @pytest.fixture
 async def port(app: Application, unused_tcp_port: int) -> AsyncIterator[int]:
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)
     yield unused_tcp_port
     app.answers.set()
     await listener.close(5.0)
@@ -102,7 +102,7 @@ async def test_a_stream_ends_when_its_client_leaves(app, port):
 
 
 async def test_closing_waits_for_requests_and_takes_no_more(app, unused_tcp_port):
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)
     assert listener.listens
     async with client(unused_tcp_port) as http:
         answer = asyncio.create_task(http.post("/", content="slow"))
@@ -121,7 +121,7 @@ async def test_a_taken_address_is_an_error(app):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            await Listener.start(app, "127.0.0.1", taken.getsockname()[1])
+            Listener(app, "127.0.0.1", taken.getsockname()[1])
 
 
 async def test_small_packets_are_sent_at_once(unused_tcp_port):
@@ -160,7 +160,7 @@ async def test_a_cancellation_by_the_server_is_raised():
 async def test_a_client_that_leaves_frees_its_request_everywhere(make_generator, gate, unused_tcp_port, stream):
     generator = make_generator(deps=gate.deps)
     ingress = Ingress("i0", Settings(), LocalBackend(generator))
-    listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
+    listener = Listener(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
     content = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()
     writer = await connect(unused_tcp_port, post("/generate", content))
     await gate.holds()

@@ -243,7 +243,7 @@ async def test_the_listener_ends_connections_that_do_not_read(monkeypatch, unuse
         if (await receive())["type"] == "http.disconnect":
             ended.set()
 
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)  # type: ignore[arg-type]
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)  # type: ignore[arg-type]
     reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port, limit=1)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % head)
     await eventually(ended.is_set)

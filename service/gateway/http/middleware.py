@@ -30,36 +30,13 @@ _LEFT = "http.disconnect"
 _RETRY_S = 1.0
 
 
-def with_request_id(app: ASGIApp, *, answer: bool) -> ASGIApp:
-    """Gives every request an id in `scope["request_id"]`. An id that the client sent is kept.
-
-    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it. Every response
-    also tells browsers to believe its content type.
-    """
-
-    async def identified(scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = scope["request_id"] = _id_of(scope)
-
-        def send_with_headers(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-content-type-options"] = "nosniff"
-                if answer:
-                    headers[REQUEST_ID] = request_id
-            return send(message)
-
-        await app(scope, receive, send_with_headers)
-
-    return identified
-
-
 def sent_key(headers: Headers) -> bytes:
     """The API key of `Authorization: Bearer`, else of `X-Api-Key`, unchanged. Empty if the client sent none."""
     scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
 
 
-def _id_of(scope: Scope) -> str:
+def request_id_of(scope: Scope) -> str:
     """The client's request id with a bounded length and only letters, digits and `._:-`, else a new one."""
     return _FOREIGN.sub("", Headers(scope=scope).get(REQUEST_ID, ""))[:_MAX_ID] or secrets.token_hex(8)
 
@@ -258,7 +235,7 @@ def with_clean_request_id(app: ASGIApp) -> ASGIApp:
 
     async def cleaned(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            MutableHeaders(scope=scope)[REQUEST_ID] = _id_of(scope)
+            MutableHeaders(scope=scope)[REQUEST_ID] = request_id_of(scope)
         await app(scope, receive, send)
 
     return cleaned
