@@ -13,6 +13,7 @@ from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpSe
 from service.ipc.data import Arrival
 from service.link import client as link_client
 from service.link import requests as linked
+from service.link import server as link_server
 from service.messages import wire
 from service.messages.replica_status import Address, Status
 from service.messages.wire import Answer, Chunk, Ending, Failure, Resume
@@ -190,10 +191,11 @@ async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
 async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "HEARTBEAT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(link_client, "HEARTBEAT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(link_server, "HEARTBEAT_S", 0.1)
     ingress = await service.ingress()
     call = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await asyncio.sleep(1.6)
+    await asyncio.sleep(0.8)
     assert not call.done()  # the replica sends heartbeats
     service.servers["a"]._heartbeat.cancel()
     with pytest.raises(ReplicaLost):
