@@ -6,7 +6,7 @@
 a policy of the whole application. Serve's proxies and controller import this module, so it must not import torch.
 """
 
-from service.gateway.proxied import proxy_middleware
+from service.gateway.http.middleware import proxy_middleware
 from service.rayserve.scaling import deployment_policy as deployment_autoscaling_policy
 from service.rayserve.scaling import policy as autoscaling_policy
 

@@ -45,12 +45,14 @@ for module in modules:
         refused.append(str(error))
 print(*sorted(set(refused)), sep="\\n", end="")
 if not refused:
+    from service.decode.modes import Speculative
     from service.demo import CHECKPOINT
     from service.engine import Engine, GenerationRequest
     from service.model import load_checkpoint
     from service.text import TextCodec
     prompt = tuple(TextCodec.load(CHECKPOINT).encode_message("What is 12 plus 5?"))
-    Engine(load_checkpoint(CHECKPOINT)).generate([GenerationRequest("0", prompt, max_new_tokens=8)])
+    request = GenerationRequest("0", prompt, Speculative(mrp_steps=2), max_new_tokens=8)
+    Engine(load_checkpoint(CHECKPOINT)).generate([request])
 """
 
 

@@ -51,10 +51,10 @@ service.gateway.playground:
 service.gateway: service.admission service.api service.ipc service.messages service.quality service.routing
     service.settings service.telemetry service.errors service.tracebacks
 service.rayserve: service.gateway service.ipc service.link service.messages service.replica service.routing
-    service.settings service.telemetry service.errors service.tracebacks
+    service.settings service.telemetry service.errors
 service.batch: service.api service.ipc service.messages service.replica service.routing service.settings
     service.constraints.json_text service.errors service.tracebacks
-service.hooks: service.gateway.proxied service.rayserve.scaling
+service.hooks: service.gateway.http.middleware service.rayserve.scaling
 service.app: service.rayserve service.settings
 service.library: service.constraints service.decode service.engine service.model service.text
 service.cli: service training.cli

@@ -8,10 +8,9 @@ from functools import partial
 
 from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
 from service.admission.keys import ApiKey, RateLimits
-from service.admission.queue_policy import QueuePolicy
 from service.admission.slots import Slots, Waiter
-from service.admission.throughput import IngressLoad, ReplicaDemand, Throughput
-from service.errors import InvalidRequest, MrpServeError, PromptTooLong
+from service.admission.throughput import ReplicaDemand, Throughput
+from service.errors import InvalidRequest, MrpServeError, PromptTooLong, QueueFull
 from service.fair_queue import FairQueue, Ticket
 from service.messages.replica_status import ModelCard
 from service.messages.wire import ReplicaRequest, too_late
@@ -22,7 +21,10 @@ _MAX_WANTED = 4.0
 
 
 class AdmissionController:
-    """Admission at one ingress, with its share of slots and limits. `tenants`: the number of API keys."""
+    """Admission at one ingress, with its share of slots and limits. `tenants`: the number of API keys.
+
+    `limits`: the limits of the API keys. The caller counts a request there when its head has come.
+    """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
@@ -31,9 +33,9 @@ class AdmissionController:
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue()
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
-        limits = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
-        self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
-        self._limits = RateLimits(clock, settings.api_server_count)
+        self._max_queue_s, self._max_waiting = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
+        self._last_retry: dict[str, float] = {}  # tenant -> time at which its last refused request may come back
+        self.limits = RateLimits(clock, settings.api_server_count)
         self._demand = ReplicaDemand(settings.slots, clock)
         self._block_size, self._max_model_len = 1, 0
         self._usages: set[AnswerUsage] = set()
@@ -52,22 +54,14 @@ class AdmissionController:
     def reject_all(self, error: MrpServeError) -> None:
         self._slots.reject_all(error)
 
-    def begin(self, key: ApiKey) -> None:
-        """Counts a request whose head has come. RateLimited if the key has no request left now."""
-        self._limits.take_request(key)
-
-    def give_back(self, key: ApiKey) -> None:
-        """The request does not count: the service did not take it (429, 503)."""
-        self._limits.give_back_request(key)
-
     def admit(self, key: ApiKey, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
         for request in requests:
             self._check_length(request)
-        self._limits.check_tokens(key, sum(self._tokens(request, prompt_estimate(request)) for request in requests))
+        self.limits.check_tokens(key, sum(self._tokens(request, prompt_estimate(request)) for request in requests))
         blocks = sum(self._blocks(request) for request in requests)
-        self._policy.check(replace(self._ticket(requests[0]), cost=blocks))
-        return TokenCharge(partial(self._limits.consume_tokens, key.name))
+        self._check_queue(replace(self._ticket(requests[0]), cost=blocks))
+        return TokenCharge(partial(self.limits.consume_tokens, key.name))
 
     @asynccontextmanager
     async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
@@ -106,6 +100,25 @@ class AdmissionController:
             excess = f"{prompt} prompt tokens and max_new_tokens {shortest} are {prompt + shortest} tokens"
         raise PromptTooLong.over(longest, excess, param="max_new_tokens")
 
+    def _check_queue(self, ticket: Ticket) -> None:
+        """QueueFull if the request may not join the queue. Its wait is not known while the rate is not.
+
+        A tenant's refused requests get ascending Retry-After times.
+        """
+        rate, ratio, share = self._throughput.rate, self._throughput.ratio, self._queue.share(ticket)
+        limit, waiting = self._max_waiting, len(self._queue)
+        if waiting >= limit and self._queue.waiting(ticket.tenant) >= limit * share:
+            refusal = f"{waiting} requests are waiting, allowed are {limit}"
+        elif rate is not None and (wait_s := self._queue.ahead(ticket) * ratio / rate) >= self._max_queue_s:
+            refusal = f"the waiting work takes about {wait_s:.0f} s, allowed are {self._max_queue_s:g} s"
+        else:
+            return
+        now = self._clock()
+        seconds = self._throughput.guessed_s if rate is None else ticket.cost * ratio / (rate * share)
+        retry = max(now, self._last_retry.get(ticket.tenant, now)) + seconds
+        self._last_retry[ticket.tenant] = retry
+        raise QueueFull(refusal, retry_after=retry - now)
+
     @property
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
@@ -115,10 +128,6 @@ class AdmissionController:
     @property
     def blocks_per_second(self) -> float:
         return self._throughput.rate or 0.0
-
-    @property
-    def has_waiting(self) -> bool:
-        return len(self._queue) > 0
 
     @property
     def load(self) -> float:
@@ -132,8 +141,14 @@ class AdmissionController:
             return self._replicas / self._ingresses
         ratio = self._throughput.ratio
         waiting = sum(usage.requested for usage in self._usages if usage.counted is None) * ratio
-        load = IngressLoad(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
-        return min(self._demand.wanted(load, ratio), _MAX_WANTED * self._max_replicas)
+        demand = self._demand.wanted(
+            ratio,
+            in_flight=len(self._usages),
+            running=self._slots.used,
+            waiting_blocks=waiting,
+            rate_per_slot=self._throughput.rate_per_slot,
+        )
+        return min(demand, _MAX_WANTED * self._max_replicas)
 
     def _ticket(self, request: ReplicaRequest) -> Ticket:
         sharing, blocks = request.sharing, self._blocks(request)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import RateLimited, SettingsError, nearest
+from service.errors import RateLimited, SettingsError, Unauthorized, nearest
 from service.settings.settings import DIGEST, Settings
 from service.settings.sources import read_yaml
 
@@ -74,17 +74,19 @@ class KeyRing:
         """The keys of administrators, who may update weights."""
         return cls(_named(settings.admin_keys))
 
-    @property
-    def configured(self) -> bool:
-        return bool(self._keys)
+    def find(self, secret: bytes, name: str = "API key") -> ApiKey:
+        """The key with this secret, compared with every key in constant time. The anonymous key if there are none.
 
-    def find(self, secret: bytes) -> ApiKey | None:
-        """The key with this secret, compared with every key in constant time. The anonymous key if there are none."""
+        Unauthorized if no key has it. `name`: the name of the key in that error.
+        """
         if not self._keys:
             return self._anonymous
         digest = hashlib.sha256(secret).digest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
-        return matches[0] if matches else None
+        if not matches:
+            problem = "wrong" if secret else "missing"
+            raise Unauthorized(f"the {name} is {problem}; send `Authorization: Bearer <key>`")
+        return matches[0]
 
 
 def _named(keys: Sequence[str]) -> list[ApiKey]:

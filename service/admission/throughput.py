@@ -109,16 +109,6 @@ class Throughput:
         return rate * self._slots if rate is not None and self._slots else None
 
 
-@dataclass(frozen=True, slots=True)
-class IngressLoad:
-    """All requests of an ingress, those with a slot, blocks of the waiting ones, and blocks per second of a slot."""
-
-    in_flight: int
-    running: int
-    waiting_blocks: float
-    rate_per_slot: float | None
-
-
 class ReplicaDemand:
     """The number of replicas that one ingress needs. `slots`: one replica's, at first the most by the settings.
 
@@ -145,17 +135,22 @@ class ReplicaDemand:
         """A replica has refused a request that came at that time: it was no demand."""
         self._arrivals = max(0.0, self._arrivals - blocks * math.exp((arrived - self._since) / _ARRIVALS_S))
 
-    def wanted(self, load: IngressLoad, ratio: float) -> float:
-        """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
-        taken = load.running / self.slots
-        if load.rate_per_slot is None:
+    def wanted(
+        self, ratio: float, *, in_flight: int, running: int, waiting_blocks: float, rate_per_slot: float | None
+    ) -> float:
+        """The number of replicas, as a fraction, for all requests of an ingress.
+
+        `ratio`: blocks decoded per block requested. `running`: requests with a slot. `rate_per_slot`: blocks a second.
+        """
+        taken = running / self.slots
+        if rate_per_slot is None:
             wanted = taken / _UTILIZATION
         else:
-            rate = load.rate_per_slot * self.slots
+            rate = rate_per_slot * self.slots
             flow = self._decayed() * ratio / _ARRIVALS_S / rate / _UTILIZATION
-            full = taken / _UTILIZATION if load.waiting_blocks else taken
-            wanted = max(full, flow + load.waiting_blocks / (rate * _TARGET_QUEUE_S))
-        return max(wanted, MIN_WANTED) if load.in_flight else wanted if wanted > MIN_WANTED else 0.0
+            full = taken / _UTILIZATION if waiting_blocks else taken
+            wanted = max(full, flow + waiting_blocks / (rate * _TARGET_QUEUE_S))
+        return max(wanted, MIN_WANTED) if in_flight else wanted if wanted > MIN_WANTED else 0.0
 
     def _decayed(self) -> float:
         return self._arrivals * math.exp((self._since - self._clock()) / _ARRIVALS_S)

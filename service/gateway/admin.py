@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from service.api.driver import locked
 from service.api.errors import explain
 from service.api.openapi import OPERATION
 from service.api.parse import parse_json
-from service.errors import InvalidRequest, NotReady, Unauthorized, nearest
+from service.errors import InvalidRequest, MrpServeError, NotReady, nearest
 from service.gateway.http.bodies import Bodies
 from service.gateway.http.middleware import sent_key
 from service.messages.replica_status import ControlResult
@@ -63,11 +63,16 @@ class CatchUp:
             self._task, self._due = None, time.monotonic() + AGAIN_S
 
 
-def failures_of(results: Sequence[ControlResult]) -> list[str]:
+def failures_of(results: Sequence[ControlResult]) -> dict[str, MrpServeError]:
     """The replicas that failed, with their errors. NotReady if there is no result at all."""
     if not results:
         raise NotReady("no replica responds", retry_after=5.0)
-    return [f"{result.replica}: {result.error.message}" for result in results if result.error is not None]
+    return {result.replica: result.error for result in results if result.error is not None}
+
+
+def in_words(failures: Mapping[str, MrpServeError]) -> str:
+    """The failed replicas with their errors, for a message."""
+    return "; ".join(f"{replica}: {error.message}" for replica, error in failures.items())
 
 
 def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
@@ -77,10 +82,7 @@ def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
     def authorize(request: Request) -> Iterator[Request]:
         if request.scope.get("raw_path", b"").find(b"%") >= 0:
             raise HTTPException(404)  # a proxy that keeps others from /admin may not know another spelling
-        sent = sent_key(request.headers)
-        if (key := keys.find(sent)) is None:
-            problem = "wrong" if sent else "missing"
-            raise Unauthorized(f"the key of `admin_keys` is {problem}; send `Authorization: Bearer <key>`")
+        key = keys.find(sent_key(request.headers), "key of `admin_keys`")
         with bodies.coming(f"admin/{key.name}", request.receive) as receive:
             yield Request(request.scope, receive)
 
@@ -89,15 +91,10 @@ def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
 
 async def read_body(request: Request, kind: type[_Body]) -> _Body:
     """The typed body of a route, which may be empty if no field is required. InvalidRequest names the wrong field."""
-    sent = await request.body()
-    required = any(field.is_required() for field in kind.model_fields.values())
-    body = parse_json(sent) if sent or required else {}
+    body = parse_json(await request.body() or b"{}")
     for name in body:
         if name not in kind.model_fields:
             raise InvalidRequest(f"{name[:80]!r} is not a field; {nearest(name, kind.model_fields)}", param=name)
-    for name, field in kind.model_fields.items():
-        if field.is_required() and name not in body:
-            raise InvalidRequest(f"{name} is missing", param=name)
     try:
         return kind.model_validate(body)
     except ValidationError as error:

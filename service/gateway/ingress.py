@@ -11,8 +11,9 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
@@ -29,18 +30,24 @@ from service.api.openai.routes import openai_router
 from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
 from service.api.parse import RequestContext
 from service.api.score.routes import score_router
-from service.errors import MrpServeError, ScaledToZero, Unauthorized
+from service.errors import MrpServeError, ScaledToZero
 from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
-from service.gateway.draining import DrainGate, Draining
+from service.gateway.draining import Draining
 from service.gateway.http.bodies import MOST_BYTES, Bodies
-from service.gateway.http.middleware import REQUEST_ID, BodyLimit, HeadAsGet, OriginGate, RequestId, sent_key
-from service.gateway.metrics import CONTENT_TYPE, Throttled, expose
+from service.gateway.http.middleware import (
+    REQUEST_ID,
+    OriginGate,
+    sent_key,
+    with_body_limit,
+    with_head_as_get,
+)
+from service.gateway.metrics import Throttled, expose
 from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
-from service.gateway.request_log import RequestLog, current_origin, current_record, telemetry
+from service.gateway.request_log import current_origin, current_record, telemetry, with_request_log
 from service.gateway.weights import ServiceWeights, add_weight_routes
 from service.messages.replica_status import ModelCard, Snapshot, Status
 from service.messages.wire import ReplicaRequest, Weights
@@ -90,8 +97,8 @@ class Ingress:
         self._pause = ServicePause(backend, self._availability.poll)
         self._load = LoadHysteresis()
         self._ignored_fields: set[str] = set()  # names in the log
-        self.draining = Draining()
         self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
+        self.draining = Draining(self._bodies)
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
         self.pipeline = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
         self._page = Throttled(self._exposed)
@@ -104,9 +111,14 @@ class Ingress:
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
         install_error_handlers(app, self.count_rejected)
         self._add_routes(app)
-        limited = BodyLimit(HeadAsGet(app), self._settings.max_body_bytes)
-        gate = DrainGate(limited, self.draining, self.count_rejected)
-        return RequestId(RequestLog(self._guarded(gate, host)), answer=answers_request_id)
+        limited = with_body_limit(with_head_as_get(app), self._settings.max_body_bytes)
+        guarded = self._guarded(self.draining.gate(limited, self.count_rejected), host)
+        layers = with_request_log(guarded, answers_id=answers_request_id)
+
+        async def by_type(scope: Scope, receive: Receive, send: Send) -> None:
+            await (layers if scope["type"] == "http" else app)(scope, receive, send)
+
+        return by_type
 
     def _guarded(self, app: ASGIApp, host: str | None) -> ASGIApp:
         """Pages of other sites get answers if `allowed_origins` names them, or if they have an API key.
@@ -114,7 +126,7 @@ class Ingress:
         Without `allowed_origins`, browsers show no answer to them. Serve's proxies listen elsewhere than `host` says.
         """
         origins = self._settings.allowed_origins
-        if not self._keys.configured:
+        if not self._keys:
             app = OriginGate(app, self.count_rejected, host, origins)
         return CORSMiddleware(app, origins, CORS_METHODS, ["*"], expose_headers=CORS_EXPOSED) if origins else app
 
@@ -175,7 +187,7 @@ class Ingress:
         return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
-        return Response(await self._page(), media_type=CONTENT_TYPE)
+        return Response(await self._page(), media_type=CONTENT_TYPE_LATEST)
 
     async def _exposed(self) -> bytes:
         return expose(*await self._backend.snapshots(self.snapshot()))
@@ -186,21 +198,18 @@ class Ingress:
 
         RateLimited before the body is read, if the key may send none. A request counts from its head on.
         """
-        sent = sent_key(request.headers)
-        key = self._keys.find(sent)
-        if key is None:
-            raise Unauthorized(f"the API key is {'wrong' if sent else 'missing'}; send `Authorization: Bearer <key>`")
+        key = self._keys.find(sent_key(request.headers))
         request.state.api_key, request.state.admitted = key, False
         if request.method != "POST":
             yield request
             return
-        self._admission.begin(key)
+        self._admission.limits.take_request(key)
         try:
             with self._bodies.coming(key.name, request.receive) as receive:
                 yield Request(request.scope, receive)
         except MrpServeError as error:
             if error.status >= 429 and not request.state.admitted:
-                self._admission.give_back(key)
+                self._admission.limits.give_back_request(key)
             raise
 
     async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:

@@ -5,8 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from prometheus_client import CONTENT_TYPE_LATEST
-
 from service.messages.replica_status import Snapshot
 
 _T = TypeVar("_T")
@@ -35,10 +33,6 @@ class Throttled(Generic[_T]):
         return await asyncio.shield(self._last)
 
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-#: value of the label `replica` for requests that no replica has yet
-QUEUE = "queue"
 _WAITING = "mrp_num_requests_waiting"
 
 
@@ -53,5 +47,5 @@ def expose(ingresses: Sequence[Snapshot], replicas: Sequence[Snapshot]) -> bytes
         for family in snapshot.families:
             families.setdefault(family.name, [family.head]).append(family.samples)
     if _WAITING in families:
-        families[_WAITING].append(f'{_WAITING}{{replica="{QUEUE}"}} {float(max(0, queued))}\n')
+        families[_WAITING].append(f'{_WAITING}{{replica="queue"}} {float(max(0, queued))}\n')
     return "".join(part for parts in families.values() for part in parts).encode()

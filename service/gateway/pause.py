@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from service.api.openapi import errors, model_docs, route_docs
 from service.errors import GenerationChangeFailed, NotReady
-from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, in_words, read_body
 from service.gateway.backend import Backend
 from service.messages.replica_status import ControlResult, PauseState, SetPause, Status
 
@@ -58,7 +58,7 @@ class ServicePause:
                 self._note(result.pause)
             if failures := failures_of(results):
                 raise GenerationChangeFailed(
-                    f"{len(failures)} of {len(results)} replicas stay as they were: {'; '.join(failures)}",
+                    f"{len(failures)} of {len(results)} replicas stay as they were: {in_words(failures)}",
                     retry_after=AGAIN_S,
                 )
             if self.newest != state:

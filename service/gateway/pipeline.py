@@ -46,7 +46,7 @@ class RequestPipeline:
         The slot is free when the replica's answer ends, or the stream is closed. After a loss, the steps of an
         unfinished block come again.
         """
-        return Relay(self._readers, request, self._items(request, charge))
+        return Relay(self._readers, request, self._items(request, charge)).items()
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
         with self._counted(charge), self._draining.abortable():

@@ -13,10 +13,12 @@ from typing import Any
 from fastapi.telemetry import TelemetryConfig
 from msgspec.structs import asdict
 from opentelemetry import trace
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.answers import milliseconds
 from service.api.errors import LOGGED
+from service.gateway.http.middleware import REQUEST_ID, request_id_of
 from service.messages.wire import Ending, Origin, ReplicaRequest
 from service.telemetry.tracing import Tracing, current_trace, traced
 from service.tracebacks import without_message
@@ -43,35 +45,41 @@ def current_record() -> Record | None:
     return _current.get()
 
 
-class RequestLog:
-    """Writes the line of every HTTP request when the request has ended. Needs `scope["request_id"]`."""
+def with_request_log(app: ASGIApp, *, answers_id: bool) -> ASGIApp:
+    """Gives every HTTP request an id in `scope["request_id"]`, and writes its line when it has ended.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    An id that the client sent is kept. `answers_id`: whether the response carries the id, too. False under Ray Serve,
+    whose proxies add it. Every response also tells browsers to believe its content type.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        record, started = Record(scope["request_id"]), time.monotonic()
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope["request_id"] = request_id_of(scope)
+        record, started = Record(request_id), time.monotonic()
         token = _current.set(record)
 
         def send_and_note(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-content-type-options"] = "nosniff"
+                if answers_id:
+                    headers[REQUEST_ID] = request_id
             return send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_note)
         except Exception as error:
             if record.status is None:
                 raise
             # The error is not raised again: the HTTP server would log its message, which may quote the request.
             if LOGGED not in scope:
-                about = {"request_id": record.request_id, "exception": without_message(error)}
+                about = {"request_id": request_id, "exception": without_message(error)}
                 _log.warning("error after the answer began", extra=about)
         finally:
             _current.reset(token)
             _write(record, scope, time.monotonic() - started)
+
+    return logged
 
 
 def current_origin() -> Origin:

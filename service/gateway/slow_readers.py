@@ -7,10 +7,9 @@ replica's answer ends. Waiting items are encoded as for a link, so that their si
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections import Counter
 from contextvars import Context, copy_context
-from typing import Any, cast
+from typing import cast
 
 from service.errors import SlowReader
 from service.ipc.messagepack import MessagePack
@@ -65,40 +64,30 @@ class SlowReaders:
         self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll, context=Context())
 
 
-class Relay(AsyncGenerator[AnswerItem, None]):
-    """The items of one answer. `tenant`: the tenant of its request. `size`: bytes that wait for its client.
-
-    The stream of an answer that began must be closed, unless it was read to its end.
-    """
+class Relay:
+    """The items of one answer. `tenant`: the tenant of its request. `size`: bytes that wait for its client."""
 
     def __init__(self, readers: SlowReaders, request: ReplicaRequest, items: Answering) -> None:
         self._readers, self._request, self._items = readers, request, items
         self.tenant, self.size = request.sharing.tenant, 0
         self._context = copy_context()
-        self._watched = self._reading = False
+        self._reading = self._dropped = False
         self._relaying: asyncio.Task[None] | None = None
-        self._backlog: deque[bytes] = deque()
-        self._changed = asyncio.Event()
-        self._error: Exception | None = None
+        self._backlog: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
 
-    async def asend(self, value: None) -> AnswerItem:  # noqa: ARG002 - the signature is Python's
-        """The next item. Raises the error that ended the answer, or SlowReader."""
-        if not self._watched:
-            self._watched = True
-            self._readers.watch(self)
+    async def items(self) -> Answering:
+        """The items. Raises the error that ended the answer, or SlowReader."""
+        self._readers.watch(self)
         try:
-            item = await self._next()
-        except BaseException:
-            await self.aclose()
-            raise
-        if item is None:
-            await self.aclose()
-            raise StopAsyncIteration
-        return item
-
-    async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> AnswerItem:  # noqa: ARG002
-        await self.aclose()
-        raise kind
+            while (item := await self._next()) is not None:
+                yield item
+        finally:
+            self._clear()
+            self._readers.forget(self)
+            if self._relaying is not None:
+                self._relaying.cancel()
+                await asyncio.gather(self._relaying, return_exceptions=True)
+            await self._items.aclose()
 
     async def _next(self) -> AnswerItem | None:
         if self._relaying is None:
@@ -107,17 +96,13 @@ class Relay(AsyncGenerator[AnswerItem, None]):
                 return await anext(self._items, None)
             finally:
                 self._reading = False
-        while not self._backlog:
-            if self._error is not None:
-                raise self._error
-            if self._relaying.done():
-                return None
-            self._changed.clear()
-            await self._changed.wait()
+        item = await self._backlog.get()
+        if not isinstance(item, bytes):
+            if item is not None:
+                raise item
+            return None
         if self._request.arrived.waited_s() > self._request.timeout_s + GRACE_S:
-            self.drop()
             raise SlowReader(f"the stream was not read {GRACE_S:g} s after its timeout_s")
-        item = self._backlog.popleft()
         self._resize(-len(item))
         [decoded] = _CODEC.decode(_CODEC.content([item]))
         return cast(AnswerItem, decoded)
@@ -131,34 +116,28 @@ class Relay(AsyncGenerator[AnswerItem, None]):
         """Gives up the backlog, and the answer if it is still being decoded."""
         if self._relaying is not None:
             self._relaying.cancel()
-        self._error = SlowReader("the stream was read too slowly, and too much waited for clients")
-        self._backlog.clear()
-        self._resize(-self.size)
-        self._changed.set()
-
-    async def aclose(self) -> None:
-        self._backlog.clear()
-        self._resize(-self.size)
-        self._readers.forget(self)
-        if self._relaying is not None:
-            self._relaying.cancel()
-            await asyncio.gather(self._relaying, return_exceptions=True)
-        await self._items.aclose()
+        self._dropped = True
+        self._clear()
+        self._backlog.put_nowait(SlowReader("the stream was read too slowly, and too much waited for clients"))
 
     async def _relay(self) -> None:
         try:
             async for item in self._items:
-                if self._error is not None:  # dropped
+                if self._dropped:
                     return
                 data = _CODEC.encode(item)
-                self._backlog.append(data)
+                self._backlog.put_nowait(data)
                 self._resize(len(data))
-                self._changed.set()
+            self._backlog.put_nowait(None)
         except Exception as error:  # noqa: BLE001 - the reader gets it after the items before it
-            self._error = error
+            self._backlog.put_nowait(error)
         finally:
             await self._items.aclose()
-            self._changed.set()
+
+    def _clear(self) -> None:
+        while not self._backlog.empty():
+            self._backlog.get_nowait()
+        self._resize(-self.size)
 
     def _resize(self, size: int) -> None:
         self.size += size

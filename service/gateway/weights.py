@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from service.api.openapi import errors, model_docs, route_docs
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
-from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, read_body
+from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, in_words, read_body
 from service.gateway.backend import Backend, serving
 from service.messages.replica_status import CheckWeights, ControlResult, ModelCard, Status, UpdateWeights
 from service.messages.wire import Weights
@@ -55,11 +55,13 @@ class ServiceWeights:
         async with self._updating:
             weights = self._next_weights(serving(await self.poll()), order)
             checked = await self._backend.control(CheckWeights(weights))
-            _raise_first(checked)
+            for error in failures_of(checked).values():
+                raise error
             weights = checked[0].weights
             results = await self._backend.control(UpdateWeights(weights))
-            if all(result.error is not None for result in results):
-                _raise_first(results)
+            failures = failures_of(results)
+            if len(failures) == len(results):
+                raise next(iter(failures.values()))
             for result in results:
                 self.add(result.weights)
             if self.newest is not None:
@@ -69,10 +71,10 @@ class ServiceWeights:
         if self.newest != weights:
             newest = self.newest.version if self.newest else 0
             raise WeightsConflict(f"version {newest} came in before version {weights.version}")
-        if failures := failures_of(results):
+        if failures:
             raise WeightUpdateFailed(
                 f"{len(failures)} of {len(results)} replicas could not take the weights. "
-                f"They answer nothing until they have: {'; '.join(failures)}",
+                f"They answer nothing until they have: {in_words(failures)}",
                 retry_after=AGAIN_S,
             )
         return results
@@ -98,14 +100,6 @@ class ServiceWeights:
         return [] if self.newest is None else await self._backend.control(UpdateWeights(self.newest))
 
 
-def _raise_first(results: list[ControlResult]) -> None:
-    if not results:
-        raise NotReady("no replica responds", retry_after=5.0)
-    for result in results:
-        if result.error is not None:
-            raise result.error
-
-
 #: versions are whole numbers that JSON's readers keep exactly
 _LAST = 2**53 - 1
 _LONGEST = 4096
@@ -128,41 +122,37 @@ class UpdateWeightsRequest(AdminBody):
     )
 
 
-class ReplicaWeights(BaseModel):
+class NamedWeights(BaseModel):
+    """A checkpoint, and its versions."""
+
+    model: str
+    version: int
+    mrp_version: int
+
+
+class ReplicaWeights(NamedWeights):
     """The weights of one replica. `behind`: whether newer ones are known, without which it answers nothing."""
 
     replica: str
-    model: str
-    version: int
-    mrp_version: int
     behind: bool
 
 
-class KnownWeights(BaseModel):
+class KnownWeights(NamedWeights):
     """GET /admin/weights: the weights that answer, and the weights of every replica."""
 
-    model: str
-    version: int
-    mrp_version: int
     replicas: list[ReplicaWeights]
 
 
-class ReplicaUpdate(BaseModel):
+class ReplicaUpdate(NamedWeights):
     """The weights of one replica, and the seconds that it took to get them."""
 
     replica: str
-    model: str
-    version: int
-    mrp_version: int
     seconds: float
 
 
-class UpdateWeightsAnswer(BaseModel):
+class UpdateWeightsAnswer(NamedWeights):
     """The answer of POST /admin/weights: from now on these weights answer alone."""
 
-    model: str
-    version: int
-    mrp_version: int
     replicas: list[ReplicaUpdate]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ssl
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -96,12 +95,9 @@ class Link(Frames):
                     self._on_load(other_requests)
                     if call := self._calls.get(number):
                         call.push(item)
-                case protocol.CallEnd(number):
+                case protocol.CallEnd(number, refused):
                     if call := self._calls.pop(number, None):
-                        call.push(None)
-                case protocol.CallRefused(number):
-                    if call := self._calls.pop(number, None):
-                        call.push(ReplicaDraining())
+                        call.push(ReplicaDraining() if refused else None)
                 case protocol.DrainNotice():
                     self._close()
 
@@ -148,27 +144,21 @@ class Link(Frames):
 class PendingCall:
     """A call in progress: its items, one after the other."""
 
-    __slots__ = ("_items", "_link", "_on_end", "_waiter", "number")
+    __slots__ = ("_items", "_link", "_on_end", "number")
 
     def __init__(self, link: Link, number: int, on_end: Callable[[], None]) -> None:
         self._link, self.number, self._on_end = link, number, on_end
-        self._items: deque[Any] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
 
     async def next(self) -> Any:
         """The next item, None after the last. ReplicaDraining or ReplicaLost if the replica does not answer."""
-        while not self._items:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        item = self._items.popleft()
+        item = await self._items.get()
         if isinstance(item, Exception):
             raise item
         return item
 
     def push(self, item: object) -> None:
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._items.put_nowait(item)
 
     def end(self) -> None:
         self._link.forget(self.number)

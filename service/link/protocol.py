@@ -80,22 +80,17 @@ class CallEnd(Data, frozen=True, tag=4):
     """A call has no further items."""
 
     number: int
+    refused: bool = False  # the call came after the replica had begun to drain, and nothing was decoded
 
 
-class CallRefused(Data, frozen=True, tag=5):
-    """The call came after the replica had begun to drain. Nothing was decoded."""
-
-    number: int
-
-
-class DrainNotice(Data, frozen=True, tag=6):
+class DrainNotice(Data, frozen=True, tag=5):
     """The replica drains: it takes no further calls and finishes the running ones."""
 
 
-class ReplicaAlive(Data, frozen=True, tag=7):
+class ReplicaAlive(Data, frozen=True, tag=6):
     """The replica runs. Sent regularly, so that a link never falls silent."""
 
 
 #: the codecs of the two ends, by the messages that come there
 AT_REPLICA = MessagePack(ReplicaCall | CancelCall)
-AT_INGRESS = MessagePack(ReplicaItem | CallEnd | CallRefused | DrainNotice | ReplicaAlive)
+AT_INGRESS = MessagePack(ReplicaItem | CallEnd | DrainNotice | ReplicaAlive)

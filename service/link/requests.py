@@ -27,26 +27,24 @@ _AGAIN_S = 2.0
 class ReplicaLinks:
     """Sends each request over the link of the replica that `router` chooses. Without a link, requests wait for one.
 
-    `on_change` gets the number of replicas with a link. `on_wait`: a request begins to wait, so `update` must follow.
+    `update` opens the links, and must be called again and again. `on_change` gets the number of replicas with a link.
     """
 
     def __init__(
         self,
         router: Router,
         on_change: Callable[[int], None],
-        on_wait: Callable[[], None],
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
-        self._on_change, self._on_wait = on_change, on_wait
+        self._on_change = on_change
         self._tls = tls
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._not_before: dict[str, float] = {}
         self._unauthenticated: set[Address] = set()
         self._updating, self._updated = asyncio.Lock(), asyncio.Event()
-        self.waiting = 0
 
     async def count(self, request: ReplicaRequest) -> int | Failure:
         call, tokens = await self._begin("count", request)
@@ -80,13 +78,7 @@ class ReplicaLinks:
 
     async def _chosen(self, request: ReplicaRequest) -> str:
         while (name := self._router.choose(request)) is None:
-            updated = self._updated
-            self.waiting += 1
-            self._on_wait()
-            try:
-                await updated.wait()
-            finally:
-                self.waiting -= 1
+            await self._updated.wait()
         return name
 
     def _call(self, name: str, method: Method, request: ReplicaRequest) -> PendingCall:

@@ -54,8 +54,6 @@ class LinkServer:
         self._connections: set[_Connection] = set()
         self._unproven: dict[_Connection, None] = {}  # the oldest first
         self._logged_at, self._num_refused = -_LOG_INTERVAL_S, 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self.draining = False
 
     @classmethod
@@ -83,11 +81,8 @@ class LinkServer:
             connection.abort()
         for connection in self._connections:
             connection.send(protocol.DrainNotice())
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._idle.wait()
-        except TimeoutError:
-            pass
+        if calls := [task for connection in self._connections for task in connection.calls.values()]:
+            await asyncio.wait(calls, timeout=patience_s)
         self._heartbeat.cancel()
         for connection in list(self._connections):
             connection.end()
@@ -116,10 +111,6 @@ class LinkServer:
     def remove(self, connection: _Connection) -> None:
         self._unproven.pop(connection, None)
         self._connections.discard(connection)
-        self.update_idle()
-
-    def update_idle(self) -> None:
-        (self._idle.clear if self.calls else self._idle.set)()
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -211,13 +202,8 @@ class _Connection(Frames):
 
     def _begin(self, call: protocol.ReplicaCall) -> None:
         if self._server.draining:
-            self.send(protocol.CallRefused(call.number))
+            self.send(protocol.CallEnd(call.number, refused=True))
             return
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))
         self.calls[call.number] = task
-        task.add_done_callback(lambda _: self._ended(call.number))
-        self._server.update_idle()
-
-    def _ended(self, number: int) -> None:
-        self.calls.pop(number, None)
-        self._server.update_idle()
+        task.add_done_callback(lambda _: self.calls.pop(call.number, None))

@@ -11,7 +11,6 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,20 +90,19 @@ class GeneratorDeployment:
             self._replica.close()
 
 
-class ServeDisconnectAdapter:
+def with_asgi_disconnect(app: ASGIApp) -> ASGIApp:
     """Turns Serve's own error for a client that disconnected into ASGI's `http.disconnect`."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def adapted(scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_or_disconnect() -> Message:
             try:
                 return await receive()
             except TaskCancelledError:
                 return {"type": "http.disconnect"}
 
-        await self._app(scope, receive_or_disconnect, send)
+        await app(scope, receive_or_disconnect, send)
+
+    return adapted
 
 
 @serve.ingress()
@@ -127,17 +125,17 @@ class IngressDeployment:
         context = serve.get_replica_context()
         ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
-        links = _links(settings, registry, on_wait=lambda: self._backend.poll())  # noqa: PLW0108 - made below
-        self._backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
-        self._ingress = Ingress(_replica_name(), settings, self._backend, start_tracing(settings), registry)
+        links = _links(settings, registry)
+        backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
+        self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None
         if listens:
             app = self._ingress.app(answers_request_id=True, host=settings.host)
-            self._listener = await Listener.start(app, settings.host, settings.port)
+            self._listener = Listener(app, settings.host, settings.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return ServeDisconnectAdapter(self._ingress.app(answers_request_id=False))
+        return with_asgi_disconnect(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
         return self._ingress.snapshot()
@@ -168,7 +166,7 @@ class IngressDeployment:
             await listener.close(self._patience_s)
 
 
-def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
+def _links(settings: Settings, registry: Registry) -> ReplicaLinks:
     from service.link.requests import ReplicaLinks
     from service.rayserve.network import link_tls
     from service.routing.router import Router, slack
@@ -178,7 +176,7 @@ def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) 
 
     later = partial(asyncio.get_running_loop().call_later, _LATER_S)
     router = Router(slack(settings.slots), settings.enable_prefix_caching, on_route, later=later)
-    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, link_tls(ssl.PROTOCOL_TLS_CLIENT))
+    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), link_tls(ssl.PROTOCOL_TLS_CLIENT))
 
 
 async def _exit_when_failed(replica: Replica) -> None:

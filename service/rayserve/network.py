@@ -10,7 +10,6 @@ all addresses. But `mrp-serve serve` promises that one machine's service listens
 
 import os
 import ssl
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -42,17 +41,13 @@ def link_tls(protocol: ssl._SSLMethod) -> ssl.SSLContext | None:
         return None
     if missing := [name for name in (_CERTIFICATE, _KEY, _AUTHORITY) if not os.environ.get(name)]:
         raise SettingsError(f"RAY_USE_TLS is set, which needs {', '.join(missing)}", param=missing[0])
-    certificate, key, authority = (os.environ[name] for name in (_CERTIFICATE, _KEY, _AUTHORITY))
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    _load(_CERTIFICATE, certificate, partial(context.load_cert_chain, keyfile=key))
-    _load(_AUTHORITY, authority, context.load_verify_locations)
+    load_certificate = partial(context.load_cert_chain, keyfile=os.environ[_KEY])
+    for name, load in ((_CERTIFICATE, load_certificate), (_AUTHORITY, context.load_verify_locations)):
+        try:
+            load(os.environ[name])
+        except OSError as error:  # ssl.SSLError is one
+            raise SettingsError(f"{name} is {os.environ[name]!r}: {error}", param=name) from error
     return context
-
-
-def _load(name: str, path: str, load: Callable[[str], object]) -> None:
-    try:
-        load(path)
-    except OSError as error:  # ssl.SSLError is one
-        raise SettingsError(f"{name} is {path!r}: {error}", param=name) from error

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Any, TypeVar
 
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -12,15 +13,12 @@ from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import describe_missing, is_scaled_to_zero
-from service.tracebacks import without_message
+from service.rayserve.serve_state import describe, is_scaled_to_zero
 
 _log = logging.getLogger(__name__)
 
-#: seconds: the limit of a poll of the replicas, and the pause between two polls while a request waits for a link. While
-#: a replica hangs, a poll takes its whole limit, and a link to it two seconds. No request waits for that.
+#: seconds: the limit of a poll of the replicas, which takes all of it while one hangs. No request waits for that.
 _CONTROL_S = 3.0
-_POLL_S = 1.0
 #: seconds that reading weights, or waiting for requests to finish, may take
 _UPDATE_S = 3600.0
 #: seconds after which a client may try again
@@ -47,7 +45,6 @@ class RayBackend:
         self.count, self.stream = links.count, links.stream
         self._replicas, self._ingresses = replicas, ingresses
         self._scales_to_zero = scales_to_zero
-        self._polling: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
         self._last_error = ""
@@ -70,26 +67,14 @@ class RayBackend:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
             return self._statuses
+        raise await asyncio.to_thread(self._no_replica)
+
+    def _no_replica(self) -> NotReady:
         handle = self._replicas
-        if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
-            raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
-        why = await asyncio.to_thread(describe_missing, handle.app_name, handle.deployment_name)
-        raise NotReady(f"{why}{self._last_error}", retry_after=5.0)
-
-    def poll(self) -> None:
-        """Asks for the replicas every second until no request waits for a link. A request that waits calls this."""
-        if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._keep_polling())
-
-    async def _keep_polling(self) -> None:
-        while self._links.waiting:
-            try:
-                await self.statuses()
-            except NotReady:
-                pass
-            except Exception as error:  # noqa: BLE001 - requests wait on while Serve's controller is away
-                _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
-            await asyncio.sleep(_POLL_S)
+        deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
+        if self._scales_to_zero and is_scaled_to_zero(deployment):
+            return ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
+        return NotReady(f"{describe(deployment)}{self._last_error}", retry_after=5.0)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
         try:

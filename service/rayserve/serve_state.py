@@ -3,8 +3,6 @@
 import re
 from typing import Any
 
-from ray import serve
-
 from service.rayserve.trouble import trouble
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -18,14 +16,8 @@ _LOST = "ActorDiedError"
 _SLOW = re.compile(r"have taken more than \d+s to initialize")
 
 
-def describe_missing(app_name: str, deployment_name: str) -> str:
-    """Why no replica can generate: the number of replicas by state, and the failure of the last one."""
-    return describe(serve.status().applications[app_name].deployments[deployment_name])
-
-
-def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:
+def is_scaled_to_zero(deployment: Any) -> bool:
     """Whether a deployment without an answering replica is scaled to zero on purpose, or starts its first one."""
-    deployment = serve.status().applications[app_name].deployments[deployment_name]
     return deployment.status in {"HEALTHY", "UPSCALING", "DOWNSCALING"}
 
 

@@ -29,74 +29,64 @@ class Metric:
     """One metric. `name`: the exposed name without the prefix `mrp_`. `where`: the process that counts it."""
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     where: Process = "replica"
 
+    @property
+    def kind(self) -> Literal["gauge", "counter", "histogram"]:
+        """The kind. Only histograms have buckets, and only counters end with `_total`, as Prometheus wants it."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
+
 
 METRICS: tuple[Metric, ...] = (
-    Metric("num_requests_running", "gauge", "Requests being decoded"),
-    Metric("num_requests_waiting", "gauge", "Requests waiting in an engine or (replica=queue) for a slot"),
-    Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
-    Metric("weights_version", "gauge", "Version of the weights that answer; 0: those of the start"),
-    Metric("paused", "gauge", "1 while generation is paused by /admin/pause"),
-    Metric("sleep_level", "gauge", "0: awake; 1: the KV cache has no memory; 2: the weights have none, either"),
-    Metric(
-        "request_success_total",
-        "counter",
-        "Requests that a replica ended, including aborts",
-        ("mode", "finished_reason"),
-    ),
-    Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
-    Metric("request_failovers_total", "counter", "Further attempts, by reason", ("reason",), where="ingress"),
-    Metric("request_routed_total", "counter", "Requests by how their replica was chosen", ("by",), where="ingress"),
+    Metric("num_requests_running", "Requests being decoded"),
+    Metric("num_requests_waiting", "Requests waiting in an engine or (replica=queue) for a slot"),
+    Metric("kv_cache_usage_perc", "Share of the KV pages in use, 0 to 1"),
+    Metric("weights_version", "Version of the weights that answer; 0: those of the start"),
+    Metric("paused", "1 while generation is paused by /admin/pause"),
+    Metric("sleep_level", "0: awake; 1: the KV cache has no memory; 2: the weights have none, either"),
+    Metric("request_success_total", "Requests that a replica ended, including aborts", ("mode", "finished_reason")),
+    Metric("request_rejected_total", "Requests answered with an error", ("reason",), where="ingress"),
+    Metric("request_failovers_total", "Further attempts, by reason", ("reason",), where="ingress"),
+    Metric("request_routed_total", "Requests by how their replica was chosen", ("by",), where="ingress"),
     Metric(
         "replicas_linked",
-        "gauge",
         "Replicas that this ingress has a connection to; requests wait while there are none",
         where="ingress",
     ),
     Metric(
         "request_quality_total",
-        "counter",
         "Answers asked for by quality, and the plan that it stood for at the load of that moment",
         ("quality", "plan"),
         where="ingress",
     ),
-    Metric("queue_blocks_left", "gauge", "Blocks left to decode for all requests, estimated", where="ingress"),
-    Metric("queue_blocks_per_second", "gauge", "Blocks a second while all slots are taken", where="ingress"),
-    Metric("replicas_wanted", "gauge", "Replicas needed for the current requests; sum over ingresses", where="ingress"),
-    Metric("replicas_least", "gauge", "Setting num_replicas", where="ingress"),
-    Metric("replicas_most", "gauge", "Setting max_replicas, or num_replicas if it is not set", where="ingress"),
-    Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),
-    Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache"),
-    Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache"),
-    Metric("generation_tokens_total", "counter", "Tokens decoded", ("mode",)),
-    Metric("forwards_total", "counter", "Forwards in which a request had a row, over all requests", ("kind",)),
-    Metric("eager_forwards_total", "counter", "Forwards on CUDA without a CUDA graph; 0 where all are captured"),
-    Metric("tokens_revealed_total", "counter", "Positions revealed, by the source of the token", ("mode", "source")),
-    Metric("tokens_remasked_total", "counter", "Revealed positions masked again"),
-    Metric("spec_decode_num_draft_tokens_total", "counter", "Drafts verified"),
-    Metric("spec_decode_num_accepted_tokens_total", "counter", "Drafts accepted"),
-    Metric(
-        "spec_decode_num_accepted_tokens_per_pos_total",
-        "counter",
-        "Drafts accepted, by position in the draft",
-        ("position",),
-    ),
-    Metric(
-        "tokens_per_forward", "histogram", "Tokens per denoise or verify forward, per request", ("mode",), _PER_FORWARD
-    ),
-    Metric("time_to_first_block_seconds", "histogram", "Arrival to first block", ("mode",), _SECONDS),
-    Metric("inter_block_latency_seconds", "histogram", "One block to the next", ("mode",), _SECONDS),
-    Metric("e2e_request_latency_seconds", "histogram", "Arrival to end, without aborts", ("mode",), _SECONDS),
-    Metric(
-        "request_queue_time_seconds", "histogram", "Arrival to admission by an engine, without aborts", (), _SECONDS
-    ),
-    Metric("engine_step_seconds", "histogram", "One step of the engine", (), _STEP_SECONDS),
-    Metric("rows_per_forward", "histogram", "Rows (blocks) in a backbone forward", (), _ROWS),
+    Metric("queue_blocks_left", "Blocks left to decode for all requests, estimated", where="ingress"),
+    Metric("queue_blocks_per_second", "Blocks a second while all slots are taken", where="ingress"),
+    Metric("replicas_wanted", "Replicas needed for the current requests; sum over ingresses", where="ingress"),
+    Metric("replicas_least", "Setting num_replicas", where="ingress"),
+    Metric("replicas_most", "Setting max_replicas, or num_replicas if it is not set", where="ingress"),
+    Metric("prompt_tokens_total", "Prompt tokens, cached ones included"),
+    Metric("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache"),
+    Metric("prefix_cache_hits_total", "Prompt tokens found in the prefix cache"),
+    Metric("generation_tokens_total", "Tokens decoded", ("mode",)),
+    Metric("forwards_total", "Forwards in which a request had a row, over all requests", ("kind",)),
+    Metric("eager_forwards_total", "Forwards on CUDA without a CUDA graph; 0 where all are captured"),
+    Metric("tokens_revealed_total", "Positions revealed, by the source of the token", ("mode", "source")),
+    Metric("tokens_remasked_total", "Revealed positions masked again"),
+    Metric("spec_decode_num_draft_tokens_total", "Drafts verified"),
+    Metric("spec_decode_num_accepted_tokens_total", "Drafts accepted"),
+    Metric("spec_decode_num_accepted_tokens_per_pos_total", "Drafts accepted, by position in the draft", ("position",)),
+    Metric("tokens_per_forward", "Tokens per denoise or verify forward, per request", ("mode",), _PER_FORWARD),
+    Metric("time_to_first_block_seconds", "Arrival to first block", ("mode",), _SECONDS),
+    Metric("inter_block_latency_seconds", "One block to the next", ("mode",), _SECONDS),
+    Metric("e2e_request_latency_seconds", "Arrival to end, without aborts", ("mode",), _SECONDS),
+    Metric("request_queue_time_seconds", "Arrival to admission by an engine, without aborts", (), _SECONDS),
+    Metric("engine_step_seconds", "One step of the engine", (), _STEP_SECONDS),
+    Metric("rows_per_forward", "Rows (blocks) in a backbone forward", (), _ROWS),
 )
 
 

@@ -17,6 +17,7 @@ from service.admission.keys import ApiKey
 from service.engine.request import Sharing
 from service.errors import MrpServeError, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
+from service.gateway.http.bodies import Bodies
 from service.gateway.pipeline import RequestPipeline
 from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
 from service.routing.failover import FailoverPolicy
@@ -73,15 +74,15 @@ class SimulatedIngress:
             Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time
         )
         self.admission.serves(replace(CARD, slots=slots, max_model_len=10**9))
-        self.replicas, self.draining = Replicas(), Draining()
+        self.replicas, self.draining = Replicas(), Draining(Bodies())
         self.pipeline = RequestPipeline(self.replicas, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
-        self.count, self.charged, consume_tokens = 0, 0.0, self.admission._limits.consume_tokens
+        self.count, self.charged, consume_tokens = 0, 0.0, self.admission.limits.consume_tokens
 
         def consume(tenant: str, tokens: float) -> None:
             self.charged += tokens
             consume_tokens(tenant, tokens)
 
-        self.admission._limits.consume_tokens = consume  # type: ignore[method-assign]
+        self.admission.limits.consume_tokens = consume  # type: ignore[method-assign]
 
     async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
         """Sends one request and waits for its end, of any kind."""

@@ -11,7 +11,7 @@ from msgspec import structs
 from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
-from service.admission.throughput import MIN_WANTED, IngressLoad, ReplicaDemand
+from service.admission.throughput import MIN_WANTED, ReplicaDemand
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import ConstraintFailed, DeadlineExceeded, PromptTooLong, ReplicaLost
@@ -22,8 +22,8 @@ from tests.clock import Clock
 from tests.gateway.doubles import CARD, STATS
 
 
-def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> IngressLoad:
-    return IngressLoad(in_flight, placed, waiting, rate)
+def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> dict[str, Any]:
+    return {"in_flight": in_flight, "running": placed, "waiting_blocks": waiting, "rate_per_slot": rate}
 
 
 @pytest.fixture
@@ -46,20 +46,20 @@ def demand(clock: Clock) -> ReplicaDemand:
         (load(36, 30, 60), 3.75),
     ],
 )
-def test_requests_are_demand(demand: ReplicaDemand, now: IngressLoad, wanted: float) -> None:
-    assert demand.wanted(now, 1.0) == pytest.approx(wanted)
+def test_requests_are_demand(demand: ReplicaDemand, now: dict[str, Any], wanted: float) -> None:
+    assert demand.wanted(1.0, **now) == pytest.approx(wanted)
 
 
 def test_arrivals_are_demand_and_decay(demand: ReplicaDemand, clock: Clock) -> None:
     for _ in range(300):
         clock.now += 1
         demand.arrived(16)  # 0.8 of a replica
-    assert demand.wanted(load(), 1.0) == pytest.approx(1.0, rel=0.03)
-    assert demand.wanted(load(), 0.5) == pytest.approx(0.5, rel=0.03)  # half of it will be decoded
+    assert demand.wanted(1.0, **load()) == pytest.approx(1.0, rel=0.03)
+    assert demand.wanted(0.5, **load()) == pytest.approx(0.5, rel=0.03)  # half of it will be decoded
     clock.now += 30
-    assert demand.wanted(load(), 1.0) == pytest.approx(0.37, rel=0.03)
+    assert demand.wanted(1.0, **load()) == pytest.approx(0.37, rel=0.03)
     clock.now += 120
-    assert demand.wanted(load(), 1.0) == 0
+    assert demand.wanted(1.0, **load()) == 0
 
 
 def test_the_slots_of_a_replica_come_from_its_card() -> None:

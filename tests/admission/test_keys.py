@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from service.admission.keys import ANONYMOUS, ApiKey, KeyRing
-from service.errors import SettingsError
+from service.errors import SettingsError, Unauthorized
 from service.settings.settings import Settings
 
 SECRET = "mrp-secret"
@@ -51,12 +52,13 @@ class TestFinding:
 
     @pytest.mark.parametrize("secret", [b"", b"on", b"one ", b"ONE", b"\xff\xfe\x00", digest("one").encode()])
     def test_nothing_else(self, ring, secret: bytes) -> None:
-        assert ring([entry("a", "one")]).find(secret) is None
+        problem = "wrong" if secret else "missing"
+        with pytest.raises(Unauthorized, match=f"the API key is {problem}; send `Authorization: Bearer <key>`"):
+            ring([entry("a", "one")]).find(secret)
 
     @pytest.mark.parametrize("secret", [b"", b"anything"])
     def test_without_keys_everybody_is_one_tenant(self, secret: bytes) -> None:
         api_key = KeyRing.load(Settings()).find(secret)
-        assert api_key is not None
         assert (api_key.name, api_key.weight) == (ANONYMOUS, 1.0)
 
     def test_all_are_compared_whichever_it_is(self, ring, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +66,8 @@ class TestFinding:
         real = hmac.compare_digest
         monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(1) or real(a, b))
         for secret in (b"0", b"4", b"none"):
-            keys.find(secret)
+            with suppress(Unauthorized):
+                keys.find(secret)
         assert len(compared) == 15
 
 

@@ -28,9 +28,13 @@ def cluster(documents):
 
 def containers(documents):
     """The head's and the workers' Ray containers."""
+    return [pod["containers"][0] for pod in pods_of(documents)]
+
+
+def pods_of(documents):
+    """The head's and the workers' pods."""
     spec = cluster(documents)
-    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
-    return [group["template"]["spec"]["containers"][0] for group in groups]
+    return [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
 
 
 def mappings(node):
@@ -75,10 +79,8 @@ def test_the_serve_config_inside_is_valid_and_builds_the_application(overlay):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_node_has_the_environment_of_the_program(overlay):
     """A Service `mrp-serve` would be MRP_SERVE_PORT=tcp://… in every pod, and no replica would start."""
-    spec = cluster(build(overlay))
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        assert group["template"]["spec"]["enableServiceLinks"] is False
-    operators = {"RAY_AUTH_MODE": spec["authOptions"]["mode"]}  # set by KubeRay, with the token
+    assert all(pod["enableServiceLinks"] is False for pod in pods_of(build(overlay)))
+    operators = {"RAY_AUTH_MODE": cluster(build(overlay))["authOptions"]["mode"]}  # set by KubeRay, with the token
     for container in containers(build(overlay)):
         values = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert len(values) == len(container["env"]), "a variable stands twice"
@@ -87,11 +89,9 @@ def test_every_node_has_the_environment_of_the_program(overlay):
 
 @pytest.mark.parametrize(("overlay", "tag"), [(OVERLAYS[0], "cpu"), (OVERLAYS[1], "cuda"), (OVERLAYS[2], "cuda")])
 def test_the_image_is_ours_and_so_is_its_user(overlay, tag):
-    spec = cluster(build(overlay))
     assert [entry["image"] for entry in containers(build(overlay))] == [f"mrp-serve:{tag}"] * 2
     [user] = read()["runtime"].all("USER")
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        assert str(group["template"]["spec"]["securityContext"]["runAsUser"]) == user
+    assert {str(pod["securityContext"]["runAsUser"]) for pod in pods_of(build(overlay))} == {user}
     [mount] = [entry for entry in containers(build(overlay))[1]["volumeMounts"] if entry["name"] == "model-cache"]
     assert f"VOLUME {mount['mountPath']}" in (ROOT / "Dockerfile").read_text()
 
@@ -189,7 +189,7 @@ def test_nothing_writes_but_into_volumes_and_only_the_autoscaler_asks_kubernetes
     sets = [
         entry["template"]["spec"] for entry in (entry["spec"] for entry in documents if entry["kind"] == "StatefulSet")
     ]
-    groups = [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    groups = pods_of(documents)
     for pod in (*groups, *sets):
         assert pod["automountServiceAccountToken"] is False
         assert all(entry["securityContext"]["readOnlyRootFilesystem"] for entry in pod["containers"])
@@ -210,7 +210,7 @@ def test_nothing_writes_but_into_volumes_and_only_the_autoscaler_asks_kubernetes
 def test_no_pod_can_fill_the_disk_of_its_node(overlay):
     """Volumes on the node's disk have a size, and a container may write all of them."""
     spec = cluster(build(overlay))
-    for pod in (group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])):
+    for pod in pods_of(build(overlay)):
         sizes = [entry["emptyDir"]["sizeLimit"] for entry in pod["volumes"] if "emptyDir" in entry]
         for container in pod["containers"]:
             limit = container["resources"]["limits"]["ephemeral-storage"]
@@ -231,9 +231,7 @@ def test_monitors_find_the_service_and_its_ports():
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_node_finds_the_keys(overlay):
-    spec = cluster(build(overlay))
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        pod = group["template"]["spec"]
+    for pod in pods_of(build(overlay)):
         [volume] = [entry["secret"] for entry in pod["volumes"] if entry["name"] == "api-keys"]
         [mount] = [entry for entry in pod["containers"][0]["volumeMounts"] if entry["name"] == "api-keys"]
         [path] = [entry["value"] for entry in pod["containers"][0]["env"] if entry["name"] == "MRP_SERVE_API_KEYS_FILE"]

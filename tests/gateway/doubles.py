@@ -16,6 +16,7 @@ from service.engine.request import ForwardCounts, Stats
 from service.errors import MrpServeError, ReplicaLost
 from service.gateway.backend import Backend
 from service.gateway.draining import Draining
+from service.gateway.http.bodies import Bodies
 from service.gateway.pipeline import RequestPipeline
 from service.messages.replica_status import (
     ControlCommand,
@@ -176,7 +177,7 @@ def pipeline(backend: Backend, policy: FailoverPolicy | None = None) -> RequestP
     """A pipeline over a backend that admits everything. `policy`: default: three failovers."""
     admission = AdmissionController(Settings())
     admission.serves(replace(CARD, max_model_len=10**6))
-    return RequestPipeline(backend, admission, Draining(), policy or FailoverPolicy(3))
+    return RequestPipeline(backend, admission, Draining(Bodies()), policy or FailoverPolicy(3))
 
 
 def free() -> TokenCharge:

@@ -47,7 +47,7 @@ class Service(Scripted):
     async def queued_request(self, **fields: Any) -> asyncio.Task[httpx.Response]:
         """A request, when it waits for a slot."""
         task = self.request(**fields)
-        await eventually(lambda: self.ingress._admission.has_waiting)
+        await eventually(lambda: len(self.ingress._admission._queue) > 0)
         return task
 
     async def scale_to_zero(self) -> None:

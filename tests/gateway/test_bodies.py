@@ -39,7 +39,7 @@ def ingress(tmp_path: Path) -> Ingress:
 
 @pytest.fixture
 async def port(ingress: Ingress, unused_tcp_port: int) -> AsyncIterator[int]:
-    listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
+    listener = Listener(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
     yield unused_tcp_port
     await listener.close(1.0)
 

@@ -53,7 +53,7 @@ def app() -> Echo:
 
 @pytest.fixture
 async def port(app: Echo, unused_tcp_port: int) -> AsyncIterator[int]:
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)
     yield unused_tcp_port
     await listener.close(1.0)
 

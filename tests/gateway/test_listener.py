@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.gateway.http.listener import Listener, bind
-from service.gateway.http.middleware import CancelOnDisconnect
+from service.gateway.http.middleware import cancelled_on_disconnect
 from service.gateway.ingress import Ingress
 from service.settings.settings import Settings
 from tests.gateway.generate.helpers import body
@@ -55,7 +55,7 @@ def app() -> Application:
 
 @pytest.fixture
 async def port(app: Application, unused_tcp_port: int) -> AsyncIterator[int]:
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)
     yield unused_tcp_port
     app.answers.set()
     await listener.close(5.0)
@@ -102,7 +102,7 @@ async def test_a_stream_ends_when_its_client_leaves(app, port):
 
 
 async def test_closing_waits_for_requests_and_takes_no_more(app, unused_tcp_port):
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)
     assert listener.listens
     async with client(unused_tcp_port) as http:
         answer = asyncio.create_task(http.post("/", content="slow"))
@@ -121,7 +121,7 @@ async def test_a_taken_address_is_an_error(app):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            await Listener.start(app, "127.0.0.1", taken.getsockname()[1])
+            Listener(app, "127.0.0.1", taken.getsockname()[1])
 
 
 async def test_small_packets_are_sent_at_once(unused_tcp_port):
@@ -149,7 +149,7 @@ async def test_a_cancellation_by_the_server_is_raised():
     async def stays() -> dict[str, object]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    task = asyncio.create_task(CancelOnDisconnect(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
+    task = asyncio.create_task(cancelled_on_disconnect(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -160,7 +160,7 @@ async def test_a_cancellation_by_the_server_is_raised():
 async def test_a_client_that_leaves_frees_its_request_everywhere(make_generator, gate, unused_tcp_port, stream):
     generator = make_generator(deps=gate.deps)
     ingress = Ingress("i0", Settings(), LocalBackend(generator))
-    listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
+    listener = Listener(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
     content = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()
     writer = await connect(unused_tcp_port, post("/generate", content))
     await gate.holds()

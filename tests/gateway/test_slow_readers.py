@@ -17,6 +17,7 @@ from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.draining import Draining
 from service.gateway.http import guarded
+from service.gateway.http.bodies import Bodies
 from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
 from service.gateway.pipeline import RequestPipeline
@@ -46,7 +47,7 @@ class Service:
             Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time
         )
         self.admission.serves(replace(CARD, slots=slots, max_model_len=10**9))
-        self.draining, self.count, self.fails_at = Draining(), 0, sys.maxsize
+        self.draining, self.count, self.fails_at = Draining(Bodies()), 0, sys.maxsize
         backend = SimpleNamespace(stream=self._blocks, note_error=lambda error: None)
         self.pipeline = RequestPipeline(backend, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
         if readers is not None:
@@ -184,7 +185,7 @@ def test_nothing_comes_after_an_answer_was_given_up():
 
     async def main() -> None:
         readers = SlowReaders(most_bytes=2000)
-        relay = Relay(readers, request(1, 100), blocks())
+        relay = Relay(readers, request(1, 100), blocks()).items()
         first = await anext(relay)
         await asyncio.sleep(1)
         assert isinstance(first, Chunk)
@@ -242,7 +243,7 @@ async def test_the_listener_ends_connections_that_do_not_read(monkeypatch, unuse
         if (await receive())["type"] == "http.disconnect":
             ended.set()
 
-    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)  # type: ignore[arg-type]
+    listener = Listener(app, "127.0.0.1", unused_tcp_port)  # type: ignore[arg-type]
     reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port, limit=1)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % head)
     await eventually(ended.is_set)

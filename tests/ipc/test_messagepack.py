@@ -25,7 +25,6 @@ from service.link.protocol import (
     AT_INGRESS,
     AT_REPLICA,
     CallEnd,
-    CallRefused,
     CancelCall,
     DrainNotice,
     ReplicaCall,
@@ -111,7 +110,7 @@ def fields_of(error: MrpServeError) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("codec", "kinds"),
-    [(AT_REPLICA, ReplicaCall | CancelCall), (AT_INGRESS, ReplicaItem | CallEnd | CallRefused | DrainNotice)],
+    [(AT_REPLICA, ReplicaCall | CancelCall), (AT_INGRESS, ReplicaItem | CallEnd | DrainNotice)],
 )
 def test_every_message_comes_back_equal(codec: MessagePack, kinds: Any) -> None:
     @settings(max_examples=50)
@@ -145,7 +144,7 @@ def test_other_bytes_are_refused(codec: MessagePack) -> None:
     def check(content: bytes) -> None:
         with suppress(Malformed):
             assert all(
-                type(message) in {ReplicaCall, CancelCall, ReplicaItem, CallEnd, CallRefused, DrainNotice}
+                type(message) in {ReplicaCall, CancelCall, ReplicaItem, CallEnd, DrainNotice}
                 for message in codec.decode(content)
             )
 

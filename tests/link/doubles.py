@@ -82,7 +82,7 @@ class Service:
     def __init__(self) -> None:
         self.replicas: dict[str, Replica] = {}
         self.servers: dict[str, LinkServer] = {}
-        self.now, self.linked, self.waits = 0.0, -1, 0
+        self.now, self.linked = 0.0, -1
         self.tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = (None, None)  # of replicas, of ingresses
 
     async def add(self, name: str) -> Replica:
@@ -101,13 +101,10 @@ class Service:
     def links(self) -> Ingress:
         """An ingress that knows no replica."""
         router = Router(1, by_prefix=False, on_route=lambda reason: None)
-        return Ingress(router, self._note, self._wait, self.tls[1], clock=lambda: self.now)
+        return Ingress(router, self._note, self.tls[1], clock=lambda: self.now)
 
     def _note(self, linked: int) -> None:
         self.linked = linked
-
-    def _wait(self) -> None:
-        self.waits += 1
 
 
 async def answers_of_a_drain(service: Service) -> list[Answer | Failure]:

@@ -28,10 +28,9 @@ from service.messages.replica_status import (
     UpdateWeights,
 )
 from service.messages.wire import Weights
-from service.rayserve import ray_backend, serve_state
+from service.rayserve import ray_backend
 from service.rayserve.ray_backend import RayBackend
 from tests.gateway import doubles
-from tests.gateway.helpers import eventually
 
 CARD = replace(doubles.CARD, name="m", slots=1)
 STATUS = Status("r0", None, CARD)
@@ -40,11 +39,10 @@ STATUS = Status("r0", None, CARD)
 class Links:
     def __init__(self) -> None:
         self.count = self.stream = None
-        self.waiting, self.updates = 0, list[list[Status]]()
+        self.updates = list[list[Status]]()
 
     async def update(self, statuses: list[Status]) -> list[Status]:
         self.updates.append(statuses)
-        self.waiting = 0
         return statuses
 
 
@@ -75,7 +73,8 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "describe_missing", lambda app, deployment: "gone")
+    serve_status(monkeypatch)
+    monkeypatch.setattr(ray_backend, "describe", lambda deployment: "gone")
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
@@ -92,18 +91,6 @@ async def test_a_service_whose_only_replica_drains_has_none() -> None:
         await backend(Handle([STATUS]), links=links).statuses()
 
 
-@pytest.mark.usefixtures("missing")
-async def test_while_a_request_waits_for_a_link_the_replicas_are_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_POLL_S", 0.0)
-    handle, links = Handle([], [], [STATUS]), Links()
-    links.waiting = 2
-    polling = backend(handle, links=links)
-    polling.poll()
-    polling.poll()
-    await eventually(lambda: polling._polling is not None and polling._polling.done())
-    assert (len(handle.broadcasts), len(links.updates)) == (3, 1)
-
-
 async def test_failed_replicas_have_a_status_and_lost_ones_have_none() -> None:
     mixed = backend(Handle([ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)]))
     statuses = await mixed.statuses()
@@ -117,7 +104,7 @@ def serve_status(monkeypatch: pytest.MonkeyPatch, **deployment: Any) -> None:
     overview = SimpleNamespace(
         applications={"mrp": SimpleNamespace(deployments={"Generator": SimpleNamespace(**deployment)})}
     )
-    monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
+    monkeypatch.setattr(ray_backend.serve, "status", lambda: overview)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])

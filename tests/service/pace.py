@@ -10,6 +10,8 @@ from pathlib import Path
 
 #: the environment's name of that file, and what it says when no forward is to be begun
 VARIABLE, HOLD = "MRP_TESTS_PACE", "hold"
+#: seconds between two looks at the file while it says that
+POLL_S = 0.01
 
 
 class Pace:

@@ -18,6 +18,8 @@ from tests.service.pace import VARIABLE, Pace
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-b"
+#: modules that a service's processes do not find
+ABSENT = ROOT / "tests" / "service" / "absent"
 #: long enough for a machine that is busy with much else
 _START_S, _STOP_S = 600, 180
 
@@ -44,7 +46,7 @@ class Service:
                 [str(word).format(folder=folder) for word in command],
                 cwd=ROOT,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(folder / "pace")},
+                env={**os.environ, "PYTHONPATH": f"{ABSENT}{os.pathsep}{ROOT}", VARIABLE: str(folder / "pace")},
             )
         self.loaded_at = -math.inf
         self.url = f"http://127.0.0.1:{self.port}"

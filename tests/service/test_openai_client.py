@@ -19,13 +19,6 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
         yield opened
 
 
-def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
-
-
 def test_a_completion_and_its_stream(client: openai.OpenAI) -> None:
     knobs = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "seed": 3, "n": 3, "temperature": 0.9}
     whole = client.completions.create(**knobs, logprobs=0)
@@ -41,28 +34,6 @@ def test_a_completion_and_its_stream(client: openai.OpenAI) -> None:
     for choice in whole.choices:
         assert len(choice.logprobs.token_logprobs) == len(choice.token_ids)
         assert max(choice.logprobs.token_logprobs) <= 0
-
-
-def test_knobs_and_stop_texts(client: openai.OpenAI) -> None:
-    fields = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24}
-    plain = client.completions.create(**fields, extra_body={"mode": "static", "tokens_per_step": 2})
-    [choice] = plain.choices
-    assert choice.stats["mode"] == "static"
-    word = choice.text.split()[5]
-    cut = client.completions.create(**fields, stop=[word], extra_body={"mode": "static", "tokens_per_step": 2})
-    assert cut.choices[0].text == choice.text[: choice.text.index(word)]
-    assert cut.choices[0].finish_reason == "stop"
-
-
-def test_errors_and_the_clients_own_time_limit(service: Service, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="suffix"):
-        client.completions.create(model=MODEL, prompt=PROMPT, suffix="w1")
-    with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=f"{service.url}/v1", api_key="no") as other:
-        other.models.list()
-    with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.05).completions.create(
-            model=MODEL, prompt=PROMPT, max_tokens=2000, n=8, extra_body={"ignore_eos": True, "mode": "static"}
-        )
 
 
 def test_the_routes_of_other_apis(service: Service) -> None:

@@ -7,6 +7,7 @@ at that time.
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -41,7 +42,8 @@ def failovers(client: httpx.Client) -> float:
 
 def hit_one_of_two(client: httpx.Client, pair: Service, number: int, expected: dict[int, Outcome]) -> float:
     """Sends the signal to a replica while streams and whole answers are decoded; the longest pause of a stream."""
-    answers = [undisturbed(client, expected, request) for request in REQUESTS]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(partial(undisturbed, client, expected), REQUESTS))
     before = failovers(client)
     pair.pace.slow(SLOW)
     streams = [Streamed(client, request) for request in REQUESTS]

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any, Final
 
 from starlette.types import Message, Receive
@@ -88,6 +89,12 @@ class Bodies:
             most = max(self._of_tenants, key=lambda tenant: sum(body.size for body in self._of_tenants[tenant]))
             self._end_slowest(most, f"those that are not complete have {self._most} bytes")
 
+    def end_all(self, error: MrpServeError) -> None:
+        """Ends every body with its own copy of `error`."""
+        for bodies in self._of_tenants.values():
+            for body in bodies:
+                body.end(copy(error))
+
     def forget(self, body: ComingBody) -> None:
         if body in (bodies := self._of_tenants.get(body.tenant, set())):
             bodies.remove(body)
@@ -108,14 +115,14 @@ class ComingBody:
         self.tenant, self.size = tenant, 0
         self._bodies, self._receive, self._since = bodies, receive, since
         self._waiting: set[Interruptible] = set()
-        self._error: SlowBody | None = None
+        self._error: MrpServeError | None = None
 
     def due(self) -> float:
         """The moment of its begin, later by the time that its bytes have earned."""
         return self._since + self.size / BYTES_PER_S
 
     async def receive(self) -> Message:
-        """The next message. SlowBody if the body had to end."""
+        """The next message. The error of `end` if the body had to end."""
         if self._error is None:
             with Interruptible(self._waiting):
                 message = await self._receive()
@@ -127,7 +134,7 @@ class ComingBody:
             raise self._error
         return message
 
-    def end(self, error: SlowBody) -> None:
+    def end(self, error: MrpServeError) -> None:
         self._error = error
         for block in self._waiting:
             block.end(error)

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.gateway.http.guarded import GuardedProtocol
-from service.gateway.http.middleware import CancelOnDisconnect
+from service.gateway.http.middleware import cancelled_on_disconnect
 from service.gateway.http.sockets import BACKLOG, bind
 
 #: seconds for which a connection without requests stays open, as at Serve's proxies
@@ -26,17 +26,12 @@ class _Server(uvicorn.Server):
 
 
 class Listener:
-    """An HTTP server on one address. `start` makes it."""
+    """An HTTP server on one address, from its construction on. OSError if the address is taken."""
 
-    def __init__(self, server: _Server, task: asyncio.Task[None]) -> None:
-        self._server, self._task = server, task
-
-    @classmethod
-    async def start(cls, app: ASGIApp, host: str, port: int) -> Listener:
-        """Listens on the address from now on. OSError if it is taken."""
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         bound = bind(host, port)
         config = uvicorn.Config(
-            CancelOnDisconnect(app),
+            cancelled_on_disconnect(app),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",
@@ -47,8 +42,8 @@ class Listener:
             timeout_keep_alive=_KEEP_ALIVE_S,
             backlog=BACKLOG,
         )
-        server = _Server(config)
-        return cls(server, asyncio.create_task(server.serve(sockets=[bound])))
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
 
     @property
     def listens(self) -> bool:

@@ -1,4 +1,4 @@
-"""ASGI middleware before all routes: the request's id, key and origin, its body's limit, its client's disconnect."""
+"""ASGI middleware before all routes: a request's id, key and origin, its body's limit, its client's disconnect."""
 
 import asyncio
 import ipaddress
@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.errors import CountError, problem
-from service.errors import BodyTooLarge, Forbidden, InvalidRequest
+from service.api.errors import CountError, error_writer, problem
+from service.api.streams import MEDIA_TYPE, frame
+from service.errors import BodyTooLarge, Forbidden, IngressLost, InvalidRequest
+from service.gateway.http.guarded import guard_uvicorn
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
@@ -23,33 +26,8 @@ _GZIP = 31
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
 _LEFT = "http.disconnect"
-
-
-class RequestId:
-    """Gives every request an id in `scope["request_id"]`. An id that the client sent is kept.
-
-    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it. Every response
-    also tells browsers to believe its content type.
-    """
-
-    def __init__(self, app: ASGIApp, answer: bool) -> None:
-        self._app, self._answer = app, answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        request_id = _id_of(scope)
-        scope["request_id"] = request_id
-
-        def send_with_headers(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-content-type-options"] = "nosniff"
-                if self._answer:
-                    headers[REQUEST_ID] = request_id
-            return send(message)
-
-        return await self._app(scope, receive, send_with_headers)
+#: seconds after which a client may try again
+_RETRY_S = 1.0
 
 
 def sent_key(headers: Headers) -> bytes:
@@ -58,27 +36,12 @@ def sent_key(headers: Headers) -> bytes:
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
 
 
-class CleanRequestId:
-    """Cleans a client's request id, or makes one, before a server copies it into the response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            request_id = _id_of(scope)
-            name_of_id = REQUEST_ID.encode()
-            headers = [(name, value) for name, value in scope["headers"] if name.lower() != name_of_id]
-            scope["headers"] = [*headers, (name_of_id, request_id.encode())]
-        await self._app(scope, receive, send)
-
-
-def _id_of(scope: Scope) -> str:
+def request_id_of(scope: Scope) -> str:
     """The client's request id with a bounded length and only letters, digits and `._:-`, else a new one."""
     return _FOREIGN.sub("", Headers(scope=scope).get(REQUEST_ID, ""))[:_MAX_ID] or secrets.token_hex(8)
 
 
-class BodyLimit:
+def with_body_limit(app: ASGIApp, max_bytes: int) -> ASGIApp:
     """Raises BodyTooLarge in the route that reads a body over the limit.
 
     The declared Content-Length, the bytes received and the inflated bytes count, so a small body cannot fill memory.
@@ -86,13 +49,10 @@ class BodyLimit:
     the size that is allowed, and not in the form of the route's errors.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, _LimitedBody(Headers(scope=scope), receive, max_bytes).receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            receive = _LimitedBody(Headers(scope=scope), receive, self._max_bytes).receive
-        await self._app(scope, receive, send)
+    return limited
 
 
 class _LimitedBody:
@@ -150,8 +110,7 @@ class OriginGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         try:
-            if scope["type"] == "http":
-                self._check(scope["method"], Headers(scope=scope))
+            self._check(scope["method"], Headers(scope=scope))
         except Forbidden as error:
             self._count(error)
             app = problem(error, scope["request_id"])
@@ -194,38 +153,32 @@ def is_local(name: str, *, or_address: bool = False) -> bool:
     return or_address or address.is_loopback
 
 
-class HeadAsGet:
+def with_head_as_get(app: ASGIApp) -> ASGIApp:
     """Answers HEAD as GET. Servers leave out the body of such an answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def as_get(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+    return as_get
 
 
-class CancelOnDisconnect:
+def cancelled_on_disconnect(app: ASGIApp) -> ASGIApp:
     """Cancels the application's task if the client leaves between the request's last byte and the answer's first.
 
     For servers that tell, but do not cancel. After the answer has begun, the response itself listens (`streams.py`).
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         watch = _DisconnectWatch(receive, send)
         try:
-            await self._app(scope, watch.receive, watch.send)
+            await app(scope, watch.receive, watch.send)
         except asyncio.CancelledError:
             if not watch.has_cancelled():
                 raise
         finally:
             watch.close()
+
+    return watched
 
 
 class _DisconnectWatch:
@@ -263,3 +216,55 @@ class _DisconnectWatch:
         if message["type"] == _LEFT and not self._answering and self._task is not None:
             self._cancelled = self._task.cancel()
         return message
+
+
+# --- Serve's proxies -----------------------------------------------------------------------------------
+
+
+def proxy_middleware() -> list[Middleware]:
+    """The middleware of Serve's proxies, from the innermost to the outermost. A proxy copies a request's id unchanged.
+
+    A proxy calls this before it makes its server, which then has our protocol.
+    """
+    guard_uvicorn()
+    return [Middleware(with_lost_ingress), Middleware(with_clean_request_id)]
+
+
+def with_clean_request_id(app: ASGIApp) -> ASGIApp:
+    """Cleans a client's request id, or makes one, before a server copies it into the response."""
+
+    async def cleaned(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            MutableHeaders(scope=scope)[REQUEST_ID] = request_id_of(scope)
+        await app(scope, receive, send)
+
+    return cleaned
+
+
+def with_lost_ingress(app: ASGIApp) -> ASGIApp:
+    """Ends a response that its ingress has not ended: a status that was not sent is 503, a stream ends with `error`."""
+
+    async def ended(scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = is_ended = is_stream = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal is_started, is_ended, is_stream
+            if message["type"] == "http.response.start":
+                is_started = True
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(MEDIA_TYPE)
+            elif message["type"] == "http.response.body":
+                is_ended = not message.get("more_body", False)
+            await send(message)
+
+        await app(scope, receive, send_and_note)
+        if is_ended or scope["type"] != "http":
+            return
+        error = IngressLost("the ingress was lost before the answer was complete", retry_after=_RETRY_S)
+        request_id, write = Headers(scope=scope).get(REQUEST_ID, ""), error_writer(scope["path"])
+        if not is_started:
+            await problem(error, request_id, {REQUEST_ID: request_id}, write)(scope, receive, send)
+        elif is_stream:
+            last = frame("error", write(error, request_id))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    return ended

@@ -52,14 +52,11 @@ def files() -> dict[str, bytes]:
 async def _index(request: Request) -> Response:
     if not request.url.path.endswith("/"):  # the page's addresses are relative
         return Response(status_code=307, headers={**HEADERS, "Location": f"{request.scope['root_path']}/"})
-    return _answer(request, _INDEX)
+    return await _file(request, _INDEX)
 
 
-async def _file(request: Request) -> Response:
-    return _answer(request, request.url.path.rpartition("/")[2])
-
-
-def _answer(request: Request, name: str) -> Response:
+async def _file(request: Request, name: str = "") -> Response:
+    name = name or request.url.path.rpartition("/")[2]
     content = files()[name]
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**HEADERS, "ETag": tag}

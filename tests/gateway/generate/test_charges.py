@@ -61,7 +61,7 @@ class MeteredService:
 
     @property
     def charged(self) -> float:
-        return MOST - self.ingress._admission._limits._buckets["secret", "tokens"].left
+        return MOST - self.ingress._admission.limits._buckets["secret", "tokens"].left
 
 
 Meter = Callable[[Scripted], MeteredService]

@@ -9,7 +9,7 @@ from ray.exceptions import TaskCancelledError
 
 from service.api import streams
 from service.gateway.ingress import Ingress
-from service.rayserve.deployments import ServeDisconnectAdapter
+from service.rayserve.deployments import with_asgi_disconnect
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.gateway.doubles import AsgiClient
@@ -119,7 +119,7 @@ class TestBeforeItIsRead:
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
         with caplog.at_level(logging.WARNING):
-            await ServeDisconnectAdapter(ingress.app(answers_request_id=False))(scope, receive, send)
+            await with_asgi_disconnect(ingress.app(answers_request_id=False))(scope, receive, send)
         assert sent[0]["status"] == 499
         assert not caplog.records
         assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0

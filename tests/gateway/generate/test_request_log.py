@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.gateway.ingress import Ingress
-from service.gateway.request_log import RequestLog, note_request
+from service.gateway.request_log import note_request, with_request_log
 from service.messages.wire import Chunk
 from service.replica.replica import Replica
 from service.settings.settings import Settings
@@ -21,7 +21,7 @@ from tests.gateway.helpers import application, over, read, replica_request_of
 from tests.gateway.local import LocalBackend
 
 MARK, KEY = "xylophone", "sk-tambourine"
-SCOPE = {"type": "http", "method": "POST", "request_id": "r1"}
+SCOPE = {"type": "http", "method": "POST", "headers": [(b"x-request-id", b"r1")]}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 Lines = Callable[[], list[dict[str, Any]]]
 Errors = Callable[[], list[Any]]
@@ -86,7 +86,7 @@ class TestLines:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             note_request(request, "model")
 
-        await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
+        await with_request_log(app, answers_id=True)({**SCOPE}, AsgiClient({}).receive, AsgiClient({}).send)
         (line,) = lines()
         assert (line["tenant"], line["mode"]) == ("team", "static")
 
@@ -120,10 +120,10 @@ class TestErrorsAfterTheAnswerBegan:
 
     async def test_an_unlogged_error_is_logged(self, errors):
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.start", "status": 200, "headers": []})
             raise ValueError(MARK)
 
-        await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
+        await with_request_log(app, answers_id=True)({**SCOPE}, AsgiClient({}).receive, AsgiClient({}).send)
         (record,) = errors()
         assert (record.levelname, record.request_id) == ("WARNING", "r1")
         assert "builtins.ValueError" in record.exception
@@ -135,7 +135,7 @@ class TestErrorsAfterTheAnswerBegan:
             raise ValueError(MARK)
 
         with pytest.raises(ValueError, match=MARK):
-            await RequestLog(app)(SCOPE, AsgiClient({}).receive, AsgiClient({}).send)
+            await with_request_log(app, answers_id=True)({**SCOPE}, AsgiClient({}).receive, AsgiClient({}).send)
         assert errors() == []
 
     async def test_an_error_of_a_route_is_logged_once(self, errors):
