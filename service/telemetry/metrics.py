@@ -49,6 +49,7 @@ METRICS: tuple[Metric, ...] = (
         "Requests that a replica ended, including aborts",
         ("mode", "finished_reason"),
     ),
+    Metric("corrupted_requests_total", "counter", "Requests that ended since the model's outputs were not finite"),
     Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
     Metric("request_failovers_total", "counter", "Further attempts, by reason", ("reason",), where="ingress"),
     Metric("request_routed_total", "counter", "Requests by how their replica was chosen", ("by",), where="ingress"),
