@@ -118,6 +118,10 @@ class DecodingFailed(MrpServeError):
     """Decoding this request raised an unexpected error. The engine continues with the other requests."""
 
 
+class OutputsNotFinite(MrpServeError):
+    """The model's outputs for this request are NaN or infinite. The engine continues with the other requests."""
+
+
 class Quarantined(MrpServeError, status=422):
     """The engines of two replicas stopped while they had the request. No 5xx, so that clients do not repeat it."""
 

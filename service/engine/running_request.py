@@ -9,8 +9,9 @@ in their order, and it alone makes events, steps and statistics. Where the answe
 ahead is dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from math import isfinite
 from typing import Any, NamedTuple
 
 from service.decode.block import MASKED, Block, new_tuple
@@ -25,7 +26,7 @@ from service.engine.prefix_cache import Lease
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.engine.request_stats import EventEnd, RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
-from service.errors import MrpServeError
+from service.errors import MrpServeError, OutputsNotFinite
 
 
 class Ahead(NamedTuple):
@@ -317,6 +318,7 @@ class RunningRequest:
         return DraftBudget() if self._num_unread else self._drafts.budget()
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
+        check_finite(predictions)
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
@@ -447,3 +449,13 @@ class RunningRequest:
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
         )
+
+
+def check_finite(predictions: Iterable[Prediction]) -> None:
+    """OutputsNotFinite for a confidence that is NaN. NaN or infinity among a position's logits makes it NaN."""
+    for prediction in predictions:
+        rescored = [pick.confidence for pick in prediction.rescored]
+        if not isfinite(sum(prediction.confidences) + sum(rescored)):
+            raise OutputsNotFinite(
+                "the model's outputs for this request are not finite: weights have NaN, or overflow in their type"
+            )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from service.decode.block import Step
 from service.engine.observer import StepReport
 from service.engine.request import BlockEvent, GenerationRequest
+from service.errors import OutputsNotFinite
 from service.telemetry.metrics import Registry, Sums
 
 
@@ -36,6 +37,8 @@ class EngineMetrics:
         begins = previous is None and not request.num_continued  # the request's first block on any replica
         if begins and event.stats.forwards.denoise + event.stats.forwards.verify:
             self._sink.add("prompt_tokens_total", len(request.prompt_token_ids))
+        if isinstance(event.error, OutputsNotFinite):
+            self._sink.add("corrupted_requests_total")
         if event.token_ids:
             self._sink.add("generation_tokens_total", len(event.token_ids), mode=mode)
         if event.token_ids and begins:

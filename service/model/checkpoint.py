@@ -28,7 +28,7 @@ from service.model.quantization.schemes import (
     scales_per_row,
 )
 from service.model.weight_mapping import WeightSource
-from service.model.weights import WeightFiles, load_weights, published_weights
+from service.model.weights import WeightFiles, is_within, load_weights, published_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,9 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
     for module in modules:
+        for name, weight in module.named_parameters():
+            if not is_within(weight, torch.finfo(torch.float64).max):
+                raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {weight.dtype}")
         module.to(options.device).eval().requires_grad_(False)
         for owner in module.modules():
             for name, table in owner.named_buffers(recurse=False):  # no file has them: weights have their type already

@@ -17,6 +17,8 @@ from service.errors import CheckpointError
 from service.model.families import FAMILIES
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
+#: files of adapters, without which the weights are another model (UNO's are Qwen3's, which are causal)
+_ADAPTERS = ("adapter_config.json", "adapter")
 #: the folders of a revision in the hub's local cache: `models--OWNER--MODEL/snapshots/COMMIT`
 _REPOSITORY, _SNAPSHOTS = "models--", "snapshots"
 
@@ -68,6 +70,9 @@ def display_name(path: Path) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """The parsed config.json of a checkpoint folder, its family checked. A published MRP module's kind is added."""
     raw = read_keys(path)
+    for adapter in _ADAPTERS:
+        if (path / adapter).exists():
+            raise CheckpointError(f"{path} has {adapter}: adapters are not supported; merge it into the weights first")
     module = published_module(path, raw)
     return raw | {"eos_token_id": _end_tokens(path, raw)} | (module.keys if module else {})
 

@@ -24,7 +24,7 @@ from service.model.parameter_builder import TensorOptions
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import PublishedScheme, published_scheme
 from service.model.weight_mapping import WeightSource
-from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, load_weights
+from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, is_within, load_weights
 
 
 def check_update(
@@ -168,11 +168,8 @@ def _check_numbers(path: Path, dtype: torch.dtype) -> None:
     """
     weights, largest = WeightFiles(path), torch.finfo(dtype).max
     for name in weights.names:
-        weight = weights.read(name)
-        if weight.is_floating_point() and weight.itemsize > 1 and weight.numel():
-            peak = max(abs(bound) for bound in torch.stack(weight.aminmax()).tolist())
-            if not peak <= largest:
-                raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {dtype}")
+        if not is_within(weights.read(name), largest):
+            raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {dtype}")
 
 
 def _published_scheme_of(path: Path) -> PublishedScheme | None:

@@ -165,3 +165,10 @@ def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping,
     owner, _, leaf = target.name.rpartition(".")
     wide = builder.concatenated(shape, mapping)
     setattr(target.module.get_submodule(owner), leaf, nn.Parameter(wide, requires_grad=False))
+
+
+def is_within(weight: Tensor, largest: float) -> bool:
+    """Whether no number of a weight is NaN or beyond `largest`. Integers and 8-bit numbers are not looked at."""
+    if not weight.is_floating_point() or weight.itemsize == 1 or not weight.numel():
+        return True
+    return all(abs(bound) <= largest for bound in torch.stack(weight.aminmax()).tolist())

@@ -50,6 +50,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("paused", "1 while generation is paused by /admin/pause"),
     Metric("sleep_level", "0: awake; 1: the KV cache has no memory; 2: the weights have none, either"),
     Metric("request_success_total", "Requests that a replica ended, including aborts", ("mode", "finished_reason")),
+    Metric("corrupted_requests_total", "Requests that ended since the model's outputs were not finite"),
     Metric("request_rejected_total", "Requests answered with an error", ("reason",), where="ingress"),
     Metric("request_failovers_total", "Further attempts, by reason", ("reason",), where="ingress"),
     Metric("request_routed_total", "Requests by how their replica was chosen", ("by",), where="ingress"),

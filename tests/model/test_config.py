@@ -88,6 +88,10 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         parse_config(tiny_config(**{key: value}))
 
 
+#: keys of look-alikes of SDAR; config.json of I-DLM's and UNO's training code has them
+CAUSAL = ("use_regular_causal", "use_relay", "noise")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -98,6 +102,7 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         ({"num_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
         ({"model_type": "llama"}, "model_type is 'llama', supported are llada2_moe, sdar, sdar_moe"),
         ({"attention_bias": True}, "attention_bias is true, which is not supported"),
+        *[({key: True}, f"{key} is True: a causal model with shifted logits, as I-DLM and UNO are") for key in CAUSAL],
         ({"use_sliding_window": True}, "use_sliding_window is true, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is supported"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear' is not supported"),
@@ -174,6 +179,17 @@ def test_dense_layers(changes: dict[str, Any], layers: set[int]) -> None:
 def test_experts_that_are_not_supported_are_said(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         experts_of(**changes)
+
+
+@pytest.mark.parametrize("adapter", ["adapter_config.json", "adapter/adapter_config.json"])
+def test_a_folder_with_an_adapter_is_refused(tmp_path: Path, adapter: str) -> None:
+    """UNO's folder: config.json says `sdar` without a key that tells, and the weights alone are Qwen3's."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config()), "utf-8")
+    assert parse_config(read_config(tmp_path)).family == "sdar"
+    (tmp_path / adapter).parent.mkdir(exist_ok=True)
+    (tmp_path / adapter).write_text("{}", "utf-8")
+    with pytest.raises(CheckpointError, match=r"has adapter.*: adapters are not supported"):
+        read_config(tmp_path)
 
 
 STRANGE = [None, True, -1, 0, 1, 2**40, 2**62, 1e30, float("nan"), float("inf"), "x", [], ["sdar"], {}, {"a": 1}]

@@ -15,6 +15,7 @@ from service.model import LoadOptions, load_checkpoint
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from tests.engine.helpers import FAIR, FREE
+from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
@@ -128,6 +129,10 @@ def test_an_error_of_one_request_ends_that_request_alone(device, monkeypatch):
         else:
             assert list(tokens[request.request_id]) == entry["token_ids"]
     assert engine.state().kv_pages_used == 0
+
+
+def test_a_request_with_outputs_that_are_not_finite_ends_alone(device):
+    assert_neighbours_are_untouched(on_device(GOLDEN_NAMES[0]), ALL_ON)
 
 
 def test_updated_weights_reach_captured_graphs(device, tmp_path):

@@ -36,6 +36,9 @@ _REFUSED_KEYS = {
     "mrp_drop_residual": "a module without a residual has `mrp_residual: false`",
 }
 
+#: keys of causal models with shifted logits that call themselves `sdar` (I-DLM, arXiv 2604.11035; UNO, 2609.04010)
+_CAUSAL_KEYS = ("use_regular_causal", "use_relay", "noise")
+
 _KV_HEADS = ShardDim(0, kv_heads=True)
 #: the most layers, heads or experts, and numbers of a layer's side. With more, torch would raise errors of its own
 _MAX_LAYERS, MAX_COUNT, _MAX_WIDTH = 1024, 2**14, 2**20
@@ -179,6 +182,12 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    for key in _CAUSAL_KEYS:
+        if raw.get(key):
+            raise CheckpointError(
+                f"config.json: {key} is {raw[key]!r}: a causal model with shifted logits, as I-DLM and UNO are; "
+                "only block-causal models are supported"
+            )
     for key in ("attention_bias", "use_sliding_window"):
         if raw.get(key):
             raise CheckpointError(f"config.json: {key} is true, which is not supported")
