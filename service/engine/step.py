@@ -16,7 +16,7 @@ from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, OomBackoff
+from service.engine.forward.runner import CheckpointRunner, OomBackoff
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class ForwardExecutor:
     """Begins the forwards of an engine, in parts where memory is short."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         self._runner = runner
         self._backoffs: dict[Network, OomBackoff] = {"backbone": OomBackoff(), "mrp": OomBackoff()}
 
@@ -51,10 +51,10 @@ class RunningStep:
 
     def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
         self._executor, self._planner = executor, planner
-        self._with_mrp = [running for running, _ in plan if running.uses_mrp]
+        self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
         self._work, self._mrp_rows = planner.work, list[int]()
         self._forwards = [self._begin("backbone", plan)]
-        named = [running for running in self._with_mrp if running.has_pace]
+        named = [running for running in self._with_mrp if running.pace is not None]
         while named and (plan := [(running, rows) for running in named if (rows := running.next_refinement_ahead())]):
             self._forwards.append(self._begin("mrp", plan))
 
@@ -63,7 +63,7 @@ class RunningStep:
 
         `counts`: the number of requests by kind of forward, to which this step's forwards are added.
         """
-        self._planner.resume(self._work)
+        self._planner.work = self._work
         for forward in self._forwards:
             self._read(forward, counts)
         while plan := [(running, rows) for running in self._with_mrp if (rows := running.next_refinement())]:

@@ -22,7 +22,7 @@ from service.decode.drafts import worth_drafting
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.estimates import REFINED_SHARE, MrpChoice, Reliability
+from service.engine.drafting.estimates import REFINED_SHARE, MrpChoice, MrpOption, Reliability
 from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means, and the number of steps after which prices follow them
@@ -77,21 +77,16 @@ class DraftPlanner:
         if mrp_steps is None:
             return RequestDrafts(self, request.sharing.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
         kind = _kind(request)
-        choice = self._mrp_choice(kind)
-        choice.count_request()
         reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
-        return PlannedDrafts(self, request, choice, reliability, mrp_steps)
+        return PlannedDrafts(self, request, self._mrp_choice(kind).take(mrp_steps), reliability)
 
     def _mrp_choice(self, kind: _Kind) -> MrpChoice:
         return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
 
     def begin(self, num_running: int, tenants: Mapping[str, int] | None = None) -> None:
         """Begins a step. `tenants`: the running requests of each, if a tenant's drafts are weighed alone."""
-        self.resume(StepWork(max(1, num_running), tenants or {}))
+        self.work = StepWork(max(1, num_running), tenants or {})
         self._steps += 1
-
-    def resume(self, work: StepWork) -> None:
-        self.work = work
 
     def record(self, rows: int, tokens: int, pages: int = 0, *, ahead: bool = False) -> None:
         """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state.
@@ -268,16 +263,10 @@ class PlannedDrafts(RequestDrafts):
     """The drafts of a request whose number the engine chooses."""
 
     def __init__(
-        self,
-        planner: DraftPlanner,
-        request: GenerationRequest,
-        mrp_choice: MrpChoice,
-        reliability: Reliability,
-        mrp_steps: int,
+        self, planner: DraftPlanner, request: GenerationRequest, option: MrpOption, reliability: Reliability
     ) -> None:
-        super().__init__(planner, request.sharing.tenant, mrp_steps > 0, mrp_steps)
-        self._rule = request.mode.rule
-        self._mrp_choice, self._reliability, self._chosen = mrp_choice, reliability, mrp_steps
+        super().__init__(planner, request.sharing.tenant, option.steps > 0, option.steps)
+        self._rule, self._option, self._reliability = request.mode.rule, option, reliability
         self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
 
     def budget(self) -> DraftBudget:
@@ -290,7 +279,7 @@ class PlannedDrafts(RequestDrafts):
         return worth_drafting(self._rule, self._present_budget())
 
     def _present_budget(self) -> DraftBudget:
-        return self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
+        return self._planner.budget(self._option.steps, self._reliability, self.pages, self._tenant)
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         price = self._planner.reading(self.pages, self._tenant)
@@ -303,12 +292,12 @@ class PlannedDrafts(RequestDrafts):
             spent = (rows - 1) * self._planner.row(self.pages, self._tenant)
             spent += self.refinements * self._planner.refinement(self._tenant)
             self._reliability.searches.count(self._planner.work.num_running, gained - spent)
-            self._mrp_choice.count_search(self._chosen, self.refinements)
+            self._option.count_search(self.refinements)
         if rows:  # the next search has already begun
             self._last_search, self._next_search, self.refinements = self._next_search, False, 0
         for step in steps:
             if step.gains:
-                self._mrp_choice.count(self._chosen, step.gains)
+                self._option.count(step.gains)
                 self._reliability.count(step.gains)
 
 

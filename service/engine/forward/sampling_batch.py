@@ -96,13 +96,6 @@ class SamplingMetadata:
         return np.array([row.state.num_revealed for row in self.rows], np.int64)
 
     @cached_property
-    def masked_before(self) -> Integers:
-        """The number of masked positions before each position of a row, `[R, L]`."""
-        masked = np.array([row.state.tokens for row in self.rows], np.int64) == MASKED
-        before: Integers = masked.cumsum(1) - masked
-        return before
-
-    @cached_property
     def entropy(self) -> bool:
         return any(row.entropy for row in self.rows)
 
@@ -158,12 +151,6 @@ class SamplingBatch:
 
     def select(self, indices: Integers) -> SamplingBatch:
         return replace(self, row=self.row[indices], position=self.position[indices], token=self.token[indices])
-
-    @property
-    def number(self) -> Integers:
-        """The number of masked positions before each position in its row."""
-        before: Integers = self.metadata.masked_before[self.row, self.position]
-        return before
 
     @property
     def flat(self) -> Integers:
