@@ -39,10 +39,12 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 def test_a_low_temperature_decodes_nearly_as_greedy(mode: DecodingMode) -> None:
     """The answers, and the forwards. At .01 two tokens change places only where they are almost as likely."""
     engine, requests = demo()
-    greedy = engine.generate([replace(request, mode=mode) for request in requests])
-    cold = engine.generate(
-        [replace(request, mode=mode, sampling=SamplingParams(0.01, seed=n)) for n, request in enumerate(requests)]
+    done = engine.generate(
+        replace(request, request_id=f"{temperature} {n}", mode=mode, sampling=SamplingParams(temperature, seed=n))
+        for temperature in (0, 0.01)
+        for n, request in enumerate(requests)
     )
+    greedy, cold = done[: len(requests)], done[len(requests) :]
     same = sum(completion.token_ids == other.token_ids for completion, other in zip(greedy, cold, strict=True))
     assert same >= 6
     forwards = [
