@@ -130,7 +130,7 @@ class RunningRequest:
         """
         if self.pace is None or self.drafts.drafts_next():
             return False
-        return self.pace.picks is not None or self.drafts.rows_are_free()
+        return self.pace.picks is not None or self.drafts.planner.rows_are_free()
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.

@@ -6,16 +6,14 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner, OomBackoff
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
@@ -84,8 +82,15 @@ class RunningStep:
         return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
-        kinds = list[tuple[ForwardKind, ...]]()
-        for running, rows, predictions in _served(forward.plan, forward.pending()):
+        kinds, results, end = list[tuple[ForwardKind, ...]](), forward.pending(), 0
+        for running, rows in forward.plan:
+            start, end = end, end + len(rows)
+            if running.finish_reason is not None:
+                continue
+            predictions = cast(list[Prediction], results[start:end])
+            if None in predictions:
+                running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
+                continue
             try:
                 if forward.network == "mrp":
                     kinds.append(running.receive_refinement(rows, predictions))
@@ -94,22 +99,6 @@ class RunningStep:
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(chain.from_iterable(kinds))
-
-
-def _served(
-    plan: StepRows, results: list[Prediction | None]
-) -> Iterator[tuple[RunningRequest, list[Row], list[Prediction]]]:
-    """The requests with their predictions. Requests that have ended are left out. Requests without memory fail."""
-    end = 0
-    for running, rows in plan:
-        start, end = end, end + len(rows)
-        predictions = results[start:end]
-        if running.finish_reason is not None:
-            continue
-        if None not in predictions:
-            yield running, rows, predictions  # type: ignore[misc]  # none of them is None
-        else:
-            running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

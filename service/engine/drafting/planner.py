@@ -42,8 +42,7 @@ class DraftPlanner:
 
     def __init__(self, costs: StepCosts | Callable[[], StepCosts], max_rows: int, block_size: int = 8) -> None:
         self._max_rows, self._block_size = max_rows, block_size
-        self._costs: StepCosts | None = costs if isinstance(costs, StepCosts) else None
-        self._measure = costs
+        self._costs = costs
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self._ahead = 0.0  # and the share of requests whose next forward begins ahead
@@ -57,8 +56,8 @@ class DraftPlanner:
         self._reliabilities: dict[tuple[_Kind, int], Reliability] = {}
 
     def costs(self) -> StepCosts:
-        if self._costs is None:
-            self._costs = self._measure if isinstance(self._measure, StepCosts) else self._measure()
+        if not isinstance(self._costs, StepCosts):
+            self._costs = self._costs()
         return self._costs
 
     def mrp_steps(self, request: GenerationRequest, num_running: int) -> int | None:
@@ -108,7 +107,7 @@ class DraftPlanner:
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
         self._ahead += _FRESH * (step.ahead / step.requests - self._ahead)
-        if self._costs and self._costs.mrp:
+        if isinstance(self._costs, StepCosts) and self._costs.mrp:
             spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
             self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
         if self._steps % _REFRESH == 0:
@@ -152,7 +151,7 @@ class DraftPlanner:
 
         In turns a request also has a second row when it stores a block. No costs are measured for this alone.
         """
-        if self._costs is None:
+        if not isinstance(self._costs, StepCosts):
             return False
         count, backbone = self.work.num_running, self._costs.backbone
         blocks = min(1.0, self._tokens / self._block_size)
@@ -233,7 +232,7 @@ class RequestDrafts:
     """
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
-        self._planner, self._tenant = planner, tenant
+        self.planner, self._tenant = planner, tenant
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
 
     def budget(self) -> DraftBudget:
@@ -242,10 +241,6 @@ class RequestDrafts:
     def drafts_next(self) -> bool:
         """Whether the next forward may read drafts."""
         return False
-
-    def rows_are_free(self) -> bool:
-        """Whether one more row for each request costs less than forwards save that begin ahead."""
-        return self._planner.rows_are_free()
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
@@ -256,7 +251,7 @@ class RequestDrafts:
         tokens = 0
         for _, revealed, remasked, *_ in steps:
             tokens += len(revealed) - len(remasked)
-        self._planner.record(rows, tokens, self.pages, ahead=ahead)
+        self.planner.record(rows, tokens, self.pages, ahead=ahead)
 
 
 class PlannedDrafts(RequestDrafts):
@@ -279,19 +274,19 @@ class PlannedDrafts(RequestDrafts):
         return worth_drafting(self._rule, self._present_budget())
 
     def _present_budget(self) -> DraftBudget:
-        return self._planner.budget(self._option.steps, self._reliability, self.pages, self._tenant)
+        return self.planner.budget(self._option.steps, self._reliability, self.pages, self._tenant)
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
-        price = self._planner.reading(self.pages, self._tenant)
+        price = self.planner.reading(self.pages, self._tenant)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 
     def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
         super().record(rows, steps, ahead=ahead)
         if rows and self._last_search:
             gained = sum([actual for step in steps for _, actual in step.gains])
-            spent = (rows - 1) * self._planner.row(self.pages, self._tenant)
-            spent += self.refinements * self._planner.refinement(self._tenant)
-            self._reliability.searches.count(self._planner.work.num_running, gained - spent)
+            spent = (rows - 1) * self.planner.row(self.pages, self._tenant)
+            spent += self.refinements * self.planner.refinement(self._tenant)
+            self._reliability.searches.count(self.planner.work.num_running, gained - spent)
             self._option.count_search(self.refinements)
         if rows:  # the next search has already begun
             self._last_search, self._next_search, self.refinements = self._next_search, False, 0

@@ -227,7 +227,8 @@ def _plan_draw(
     if is_random:
         apply_filters = _plan_filters(batch, tables)
         noisy = tables.add(random)
-        words = tables.add(noise_keys(batch.select(random))) if keys is None else _OnDevice(keys)
+        if keys is None:
+            sent_keys = tables.add(noise_keys(batch.select(random)))
 
     def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
         scores = scaled.clone() if is_random else scaled
@@ -237,16 +238,10 @@ def _plan_draw(
             apply_filters(scores)
             rows, width = noisy.tensor, scores.shape[-1]
             tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
-            scores.index_add_(0, rows, gumbel(words.tensor, tokens))
+            scores.index_add_(0, rows, gumbel(sent_keys.tensor if keys is None else keys, tokens))
         return scores.argmax(-1)
 
     return draw
-
-
-class _OnDevice(NamedTuple):
-    """A table that the device already has, as a `SentTable`."""
-
-    tensor: Tensor
 
 
 def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
@@ -334,7 +329,7 @@ def noise_keys(batch: SamplingBatch) -> Integers:
     """
     metadata = batch.metadata
     words = np.zeros(len(batch), np.uint64)
-    for part in (metadata.seed[batch.row], batch.absolute_position, metadata.revealed[batch.row]):
+    for part in (metadata.seed[batch.row], metadata.start[batch.row] + batch.position, metadata.revealed[batch.row]):
         words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
     return words.view(np.uint32).reshape(-1, 2).astype(np.int64)
 

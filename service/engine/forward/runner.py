@@ -6,6 +6,7 @@ The partition decides which rows share a forward, the model forward computes hid
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, known_rows
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampler import Sampler
-from service.engine.forward.warm_up import WarmUpRows, needed_sizes
+from service.engine.forward.warm_up import WarmUpRows
 from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
@@ -81,7 +82,10 @@ class CheckpointRunner:
             return
         start, free = time.monotonic(), free_bytes(self.device)
         graphs = self.model.graphs
-        sizes = needed_sizes(graphs.sizes, max_rows) if graphs is not None else [min(max_rows, _EAGER_ROWS)]
+        if graphs is None:
+            sizes = [min(max_rows, _EAGER_ROWS)]
+        else:
+            sizes = graphs.sizes[: bisect_left(graphs.sizes, max_rows) + 1]
         for rows in self._warm_up.shapes(sizes):
             self._compute_once(rows)
         for rows in self._warm_up.samplings():

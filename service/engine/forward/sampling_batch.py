@@ -158,10 +158,6 @@ class SamplingBatch:
         return self.row * self.metadata.length + self.position
 
     @property
-    def absolute_position(self) -> Integers:
-        return self.metadata.start[self.row] + self.position
-
-    @property
     def chosen(self) -> NDArray[np.bool_]:
         return self.token < 0
 
