@@ -74,8 +74,8 @@ class RequestStats:
             weight_version=self._version,
             mrp_version=self._mrp_version,
         )
-        kept = tuple(steps) if self._request.keep_steps else ()
-        self.events.append((replace(event, stats=stats, steps=kept, version=self._version), steps))
+        event_steps = tuple(steps) if self._request.keep_steps else ()
+        self.events.append((replace(event, stats=stats, steps=event_steps, version=self._version), steps))
 
     def _age(self) -> float:
         return self._clock() - self._submitted

@@ -1,6 +1,7 @@
-"""Runs rows through the backbone or through MRP, and samples the output. Forwards begin now and are read later.
+"""Runs rows through the backbone or through MRP, as vLLM's ModelRunner, and samples the output.
 
-The partition decides which rows share a forward, the model forward computes hidden states, the sampler chooses tokens.
+Forwards begin now and are read later. The partition decides which rows share a forward, the model forward computes
+hidden states, the sampler chooses tokens.
 `OomBackoff` tries forwards that run out of memory again with half the rows, and remembers the size that fitted.
 """
 
