@@ -9,14 +9,14 @@ from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint
 
 
 class RunnerWrapper:
     """Does what the real runner does, at once. A test overrides the part that it is about."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         self.runner, self.model = runner, runner.model
         self.config, self.device, self.keeps_states = runner.config, runner.device, runner.keeps_states
 
@@ -36,7 +36,7 @@ class RunnerWrapper:
         return self.runner.begin("mrp", rows)()
 
 
-Wrapped = TypeVar("Wrapped", bound=ModelRunner)
+Wrapped = TypeVar("Wrapped", bound=CheckpointRunner)
 
 
 def engine_over(

@@ -110,9 +110,8 @@ class Canvas:
     block: Block
     steps: list[Step] = field(default_factory=list)
     budget: Callable[[], DraftBudget] = DraftBudget  # returns the current draft budget
-    ends: Callable[[Block], bool] = attrgetter(
-        "complete"
-    )  # whether the answer ends in a state: nothing after it is needed
+    #: whether the answer ends in a state: nothing after it is needed
+    ends: Callable[[Block], bool] = attrgetter("complete")
     grammar: BlockGrammar | None = None  # the grammar of the answer in this block, None for a free answer
     #: the first picks that complete no bad word together, at least one; None if the request has none
     without_bad_words: Callable[[Block, tuple[Pick, ...]], tuple[Pick, ...]] | None = None

@@ -29,7 +29,7 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
     @property
     def needs_mrp(self) -> bool:
-        return False
+        return not self.served_without_mrp
 
     @property
     def pace(self) -> Pace | None:

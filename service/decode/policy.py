@@ -52,11 +52,6 @@ class Prediction(NamedTuple):
             return self.picked((confidences.index(max(confidences)),))
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
-    def above(self, threshold: float) -> tuple[Pick, ...]:
-        """The picks of confidence > `threshold`. If there is none, the most confident pick."""
-        sure = [index for index, confidence in enumerate(self.confidences) if confidence > threshold]
-        return self.picked(sure) if sure else self.most_confident()
-
     def of_positions(self, masked: Sequence[int]) -> Prediction:
         """The same values at these masked positions, ascending. Further values are dropped."""
         count, (_, tokens, confidences, rescored, handle, *columns) = len(masked), self

@@ -68,7 +68,8 @@ class ConfidenceAbove(Rule):
         return LeftToRightAbove(self.threshold)
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
-        return prediction.above(self.threshold)
+        sure = [index for index, confidence in enumerate(prediction.confidences) if confidence > self.threshold]
+        return prediction.picked(sure) if sure else prediction.most_confident()
 
 
 @dataclass(frozen=True, slots=True)

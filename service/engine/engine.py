@@ -21,7 +21,7 @@ from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
 from service.engine.forward.profiler import StepProfiler
-from service.engine.forward.runner import CheckpointRunner, ModelRunner, forward_clock
+from service.engine.forward.runner import CheckpointRunner, forward_clock
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
@@ -61,7 +61,7 @@ class EngineDeps:
     #: costs of forwards for `mrp_steps: "auto"` and for several tenants; None: measured for the first such request
     costs: StepCosts | None = None
     #: makes the runner, with the arguments of `CheckpointRunner`
-    runner: Callable[..., ModelRunner] = CheckpointRunner
+    runner: Callable[..., CheckpointRunner] = CheckpointRunner
     #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
 

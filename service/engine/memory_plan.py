@@ -12,15 +12,7 @@ from service.settings import defaults
 #: noise makes six more copies (measured), so that a quarter of them takes 1.6 GiB. The runner obeys both limits.
 MAX_LOGITS, MAX_SAMPLED_LOGITS = 2**28, 2**26
 #: The sizes of CUDA graphs, in rows. Above 64, at most an eighth of the rows is padding.
-GRAPH_ROWS: tuple[int, ...] = (
-    1,
-    2,
-    4,
-    *range(8, 64, 8),
-    *range(64, 128, 16),
-    *range(128, 256, 32),
-    *range(256, 513, 64),
-)
+GRAPH_ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
 #: bytes per sampled logit: fp32 with six more copies (a greedy logit exists in the weights' type and in fp32)
 _SAMPLED_BYTES = 28
 #: tokens of a forward on a GPU, and the share of the memory that its tensors may take

@@ -4,32 +4,11 @@ Counts change with every step. The frozen statistics of an event are made only w
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-from service.decode.block import PositionLogprobs, Step
-from service.engine.request import (
-    BlockEvent,
-    BlockProgress,
-    FinishReason,
-    ForwardCounts,
-    ForwardKind,
-    GenerationRequest,
-    Stats,
-)
-from service.errors import MrpServeError
+from msgspec.structs import replace
 
-
-@dataclass(frozen=True, slots=True)
-class EventEnd:
-    """The fields of an event that only the end of a block or of the request has, with the names of `BlockEvent`."""
-
-    reason: FinishReason | None = None
-    constraint_met: bool | None = None
-    position_logprobs: tuple[tuple[int, PositionLogprobs], ...] = ()
-    error: MrpServeError | None = None
-
-
-_GOES_ON = EventEnd()
+from service.decode.block import Step
+from service.engine.request import BlockEvent, BlockProgress, ForwardCounts, ForwardKind, GenerationRequest, Stats
 
 
 class RequestStats:
@@ -66,10 +45,8 @@ class RequestStats:
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
 
-    def add_event(
-        self, index: int, tokens: tuple[int, ...], steps: Sequence[Step] = (), end: EventEnd = _GOES_ON
-    ) -> None:
-        """Adds the event of block `index`: its tokens, its steps, and how the request ends with it."""
+    def add_event(self, event: BlockEvent, steps: Sequence[Step] = ()) -> None:
+        """Adds the event of a block with these steps. It gets its statistics, steps and version here."""
         for kind, revealed, remasked, drafted, accepted, *_ in steps:
             if drafted:
                 self._proposed += len(drafted)
@@ -97,19 +74,8 @@ class RequestStats:
             weight_version=self._version,
             mrp_version=self._mrp_version,
         )
-        event = BlockEvent(
-            request_id=self._request.request_id,
-            index=index,
-            token_ids=tokens,
-            stats=stats,
-            finish_reason=end.reason,
-            steps=tuple(steps) if self._request.keep_steps else (),
-            error=end.error,
-            constraint_met=end.constraint_met,
-            position_logprobs=end.position_logprobs,
-            version=self._version,
-        )
-        self.events.append((event, steps))
+        event_steps = tuple(steps) if self._request.keep_steps else ()
+        self.events.append((replace(event, stats=stats, steps=event_steps, version=self._version), steps))
 
     def _age(self) -> float:
         return self._clock() - self._submitted

@@ -23,8 +23,8 @@ from service.engine.drafting.planner import RequestDrafts
 from service.engine.forward.rows import Anchor, Row
 from service.engine.logit_adjuster import LogitAdjuster
 from service.engine.prefix_cache import Lease
-from service.engine.request import FinishReason, ForwardKind, GenerationRequest
-from service.engine.request_stats import EventEnd, RequestStats
+from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
 from service.errors import MrpServeError, OutputsNotFinite
 
@@ -45,7 +45,7 @@ class RunningRequest:
     def __init__(
         self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
     ) -> None:
-        self.request, self.submitted, self._block_size, self._drafts = request, submitted, block_size, drafts
+        self.request, self.submitted, self._block_size, self.drafts = request, submitted, block_size, drafts
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -58,10 +58,7 @@ class RunningRequest:
 
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
         prompt = lease.prefix.blocks
-        self._prompt_blocks, self._num_blocks = (
-            len(prompt),
-            0,
-        )  # the prompt's whole blocks, the finished ones after them
+        self._prompt_blocks, self._num_blocks = len(prompt), 0  # the prompt's whole blocks, the finished ones after
 
         # the block that is decoded
         self._canvas: Canvas
@@ -72,7 +69,7 @@ class RunningRequest:
 
         # what has begun: evaluations and refinements that are not read, and the row after the last of them
         self._num_unread = 0
-        self._pace: Pace | None = None  # None: it does not go ahead
+        self.pace: Pace | None = None  # None: no row begins before the predictions of earlier ones are read
         self._ahead: Ahead | None = None
         self._uncertain: tuple[list[Row], Sequence[Anchor | None]] | None = None  # the last ones that have begun
         for index in range(lease.num_shared, len(prompt)):
@@ -83,7 +80,7 @@ class RunningRequest:
         """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
         request = self.request
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
-            self._pace = request.mode.pace
+            self.pace = request.mode.pace
 
     def start(self) -> None:
         request = self.request
@@ -94,15 +91,6 @@ class RunningRequest:
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
         self._continue(next(self._decoding, None))
-
-    @property
-    def has_pace(self) -> bool:
-        """Whether rows may begin before the predictions of earlier ones are read."""
-        return self._pace is not None
-
-    @property
-    def uses_mrp(self) -> bool:
-        return self._drafts.uses_mrp
 
     @property
     def _index(self) -> int:
@@ -124,10 +112,6 @@ class RunningRequest:
         self.stats.cached_tokens += count * self._block_size
 
     @property
-    def num_pages(self) -> int:
-        return self._drafts.pages
-
-    @property
     def num_rows(self) -> int:
         unwritten = len(self.blocks.unwritten)
         if self._num_unread:
@@ -145,10 +129,9 @@ class RunningRequest:
 
         Where the prediction decides the number of picks, a block may be complete, so the next block's row goes along.
         """
-        pace = self._pace
-        if pace is None or self._drafts.drafts_next():
+        if self.pace is None or self.drafts.drafts_next():
             return False
-        return pace.picks is not None or self._drafts.rows_are_free()
+        return self.pace.picks is not None or self.drafts.planner.rows_are_free()
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
@@ -176,7 +159,7 @@ class RunningRequest:
         query = self._query
         if self._num_unread or not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
             return []
-        return self._drafts.expected_gains(query.gains)
+        return self.drafts.expected_gains(query.gains)
 
     def next_refinement_ahead(self) -> list[Row]:
         """Rows for the next forward of MRP in this step, before the last forward is read."""
@@ -194,7 +177,7 @@ class RunningRequest:
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
-        if self._pace is None and not rows[0].writes_kv:  # the usual case in turns
+        if self.pace is None and not rows[0].writes_kv:  # the usual case in turns
             self._num_unread += 1
             return
         stored = self.blocks.begin(rows, anchors)
@@ -211,12 +194,12 @@ class RunningRequest:
 
     def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
         """The row after one that has begun. `masked`: the masked positions of its state."""
-        if self._pace is None or self.blocks.has_failed:
+        if self.pace is None or self.blocks.has_failed:
             return None
-        if masked > (self._pace.picks or 1):
+        if masked > (self.pace.picks or 1):
             mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
-            uncertain = self._pace.picks is None
-            return Ahead(row.index, masked - (self._pace.picks or 1), anchor, mrp_steps, uncertain)
+            uncertain = self.pace.picks is None
+            return Ahead(row.index, masked - (self.pace.picks or 1), anchor, mrp_steps, uncertain)
         if row.index + 1 == len(self.lease.pages):
             return None
         self.blocks.add_ahead(row.index, anchor, self._block_size)
@@ -273,7 +256,7 @@ class RunningRequest:
         self.stats.count(("mrp",))
         if not rows[-1].writes_kv:
             self._num_unread -= 1
-            self._drafts.refinements += 1
+            self.drafts.refinements += 1
             prediction = predictions[-1]
             if rows[-1].after is not None:
                 prediction = prediction.of_positions(self._canvas.block.masked)
@@ -292,7 +275,8 @@ class RunningRequest:
         self._masks.clear()
         self.blocks.clear()
         self.finish_reason = "abort"
-        self.stats.add_event(self._num_blocks, (), end=EventEnd("abort", error=error))
+        event = BlockEvent(self.request.request_id, self._num_blocks, (), Stats(), "abort", error=error)
+        self.stats.add_event(event)
 
     def release(self) -> None:
         """Drops its reference cycles after its end. Without this only a garbage collection would free it."""
@@ -301,7 +285,7 @@ class RunningRequest:
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
-        self._drafts.pages = self._index
+        self.drafts.pages = self._index
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._budget, ends=self._settled
         )
@@ -315,7 +299,7 @@ class RunningRequest:
 
     def _budget(self) -> DraftBudget:
         """The budget of drafts in the next forward: nothing if it has already begun."""
-        return DraftBudget() if self._num_unread else self._drafts.budget()
+        return DraftBudget() if self._num_unread else self.drafts.budget()
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
         check_finite(predictions)
@@ -359,7 +343,7 @@ class RunningRequest:
             return
         self._num_recorded = len(steps)
         new_steps = steps[first:]
-        self._drafts.record(evaluated, new_steps, ahead=self._num_unread > 0)
+        self.drafts.record(evaluated, new_steps, ahead=self._num_unread > 0)
         if self.request.report_steps and new_steps:
             self.stats.add_progress(self._num_blocks, first, new_steps)
 
@@ -394,7 +378,8 @@ class RunningRequest:
         self.stats.decoded_tokens += len(tokens) + (reason == "stop")
         self.finish_reason = reason = reason or expired
         met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
-        self.stats.add_event(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
+        event = BlockEvent(self.request.request_id, self._num_blocks - 1, tokens, Stats(), reason, constraint_met=met)
+        self.stats.add_event(event, self._canvas.steps)
 
     def _rows(self, query: Evaluate) -> list[Row]:
         index, pages, masks = self._index, self.lease.pages, self._masks
@@ -414,7 +399,7 @@ class RunningRequest:
         ]  # fmt: skip
 
     def _refines(self, ahead: Ahead) -> bool:
-        return ahead.after is not None and self._pace is not None and ahead.mrp_steps < self._pace.mrp_steps
+        return ahead.after is not None and self.pace is not None and ahead.mrp_steps < self.pace.mrp_steps
 
     def _rows_ahead(self, ahead: Ahead) -> list[Row]:
         row = Row(

@@ -168,28 +168,22 @@ class Scheduler:
                 stored[tenant] += prompts[running]
             else:
                 rows = max(1, running.num_rows)
-                load.rows, load.reading = load.rows + rows, load.reading + rows * costs.reading(running.num_pages)
+                load.rows, load.reading = load.rows + rows, load.reading + rows * costs.reading(running.drafts.pages)
         for tenant, rows in stored.items():
             loads[tenant].rows += min(rows, prompt_rows)
         return fair_rows(loads, costs.backbone.at, self._max_rows)
 
     def _serve(
-        self,
-        order: list[RunningRequest],
-        chunks: Mapping[RunningRequest, int],
-        limits: Mapping[str, int],
+        self, order: list[RunningRequest], chunks: Mapping[RunningRequest, int], limits: Mapping[str, int]
     ) -> tuple[StepRows, list[RunningRequest]]:
         budget, budgets = self._max_rows, dict(limits)
         served, left_out = StepRows(), list[RunningRequest]()
         for running in order:
-            chunk, rows = chunks.get(running), list[Row]()
-            tenant, row_limit = running.request.sharing.tenant, budget
-            if limits:
-                row_limit = min(budget, budgets[tenant])
-            if row_limit > 0:
-                rows = running.next_rows(row_limit, chunk)
-                if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step
-                    rows = running.next_rows(budget, chunk)
+            chunk, tenant = chunks.get(running), running.request.sharing.tenant
+            row_limit = min(budget, max(0, budgets[tenant])) if limits else budget
+            rows = running.next_rows(row_limit, chunk)
+            if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step
+                rows = running.next_rows(budget, chunk)
             if rows:
                 served.append((running, rows))
                 budget -= len(rows)

@@ -12,8 +12,7 @@ from service.decode.block import MASKED, Block, PositionLogprobs
 from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Anchor, Row
-from service.engine.request import FinishReason, ForwardKind
-from service.engine.request_stats import EventEnd
+from service.engine.request import BlockEvent, FinishReason, ForwardKind, Stats
 from service.engine.running_request import RunningRequest, check_finite
 from service.errors import MrpServeError
 
@@ -92,4 +91,5 @@ class ScoringRequest(RunningRequest):
     def _end(self, reason: FinishReason) -> None:
         self._to_score.clear()
         self.finish_reason = reason
-        self.stats.add_event(0, (), end=EventEnd(reason, position_logprobs=tuple(self._scores)))
+        scores = tuple(self._scores)
+        self.stats.add_event(BlockEvent(self.request.request_id, 0, (), Stats(), reason, position_logprobs=scores))

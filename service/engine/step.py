@@ -6,17 +6,15 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, OomBackoff
+from service.engine.forward.runner import CheckpointRunner, OomBackoff
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
@@ -29,7 +27,7 @@ _log = logging.getLogger(__name__)
 class ForwardExecutor:
     """Begins the forwards of an engine, in parts where memory is short."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         self._runner = runner
         self._backoffs: dict[Network, OomBackoff] = {"backbone": OomBackoff(), "mrp": OomBackoff()}
 
@@ -51,10 +49,10 @@ class RunningStep:
 
     def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
         self._executor, self._planner = executor, planner
-        self._with_mrp = [running for running, _ in plan if running.uses_mrp]
+        self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
         self._work, self._mrp_rows = planner.work, list[int]()
         self._forwards = [self._begin("backbone", plan)]
-        named = [running for running in self._with_mrp if running.has_pace]
+        named = [running for running in self._with_mrp if running.pace is not None]
         while named and (plan := [(running, rows) for running in named if (rows := running.next_refinement_ahead())]):
             self._forwards.append(self._begin("mrp", plan))
 
@@ -63,7 +61,7 @@ class RunningStep:
 
         `counts`: the number of requests by kind of forward, to which this step's forwards are added.
         """
-        self._planner.resume(self._work)
+        self._planner.work = self._work
         for forward in self._forwards:
             self._read(forward, counts)
         while plan := [(running, rows) for running in self._with_mrp if (rows := running.next_refinement())]:
@@ -84,8 +82,15 @@ class RunningStep:
         return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
-        kinds = list[tuple[ForwardKind, ...]]()
-        for running, rows, predictions in _served(forward.plan, forward.pending()):
+        kinds, results, end = list[tuple[ForwardKind, ...]](), forward.pending(), 0
+        for running, rows in forward.plan:
+            start, end = end, end + len(rows)
+            if running.finish_reason is not None:
+                continue
+            predictions = cast(list[Prediction], results[start:end])
+            if None in predictions:
+                running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
+                continue
             try:
                 if forward.network == "mrp":
                     kinds.append(running.receive_refinement(rows, predictions))
@@ -94,22 +99,6 @@ class RunningStep:
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(chain.from_iterable(kinds))
-
-
-def _served(
-    plan: StepRows, results: list[Prediction | None]
-) -> Iterator[tuple[RunningRequest, list[Row], list[Prediction]]]:
-    """The requests with their predictions. Requests that have ended are left out. Requests without memory fail."""
-    end = 0
-    for running, rows in plan:
-        start, end = end, end + len(rows)
-        predictions = results[start:end]
-        if running.finish_reason is not None:
-            continue
-        if None not in predictions:
-            yield running, rows, predictions  # type: ignore[misc]  # none of them is None
-        else:
-            running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

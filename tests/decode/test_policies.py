@@ -75,13 +75,6 @@ class TestDirect:
 
 
 class TestSpeculative:
-    def test_right_drafts_save_forwards(self) -> None:
-        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(FOUR))
-        assert done.tokens == (10, 11, 12, 13)
-        assert len(done.evaluations) == 2
-        last = done.canvas.steps[-1]
-        assert (last.kind, last.accepted, len(last.drafted)) == ("verify", 3, 3)
-
     def test_states_are_the_block_with_one_draft_more_each(self) -> None:
         done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))
         block = Block((M, 11, M, M, M))

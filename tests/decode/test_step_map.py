@@ -11,8 +11,8 @@ from service.decode.block import Block, Pick, PositionLogprobs, Step
 from service.decode.mode import RuleMode
 from service.decode.modes import Direct, Remask, Speculative
 from service.decode.step_map import StepMap, TokenStep, logprob_of
-from tests.decode.oracle import Script, mostly, prediction, random_oracle, run
-from tests.decode.test_properties import PLAIN, SEEDS, blocks
+from tests.decode.oracle import Script, prediction, random_oracle, run
+from tests.decode.test_properties import DRAFTING, PLAIN, SEEDS, blocks, models
 
 
 def steps_of(*steps: Step) -> list[tuple[int, int]]:
@@ -32,23 +32,14 @@ def counted_by_hand(block: Block, plain: RuleMode, script: Script) -> list[Token
 
 
 @settings(max_examples=150)
-@given(
-    blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
-    PLAIN,
-)  # fmt: skip
+@given(blocks(), models(), DRAFTING, PLAIN)
 def test_drafts_have_the_step_map_of_the_rule_which_is_counted_by_hand(
-    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleMode
+    block: Block, model: tuple[Script, Script], drafting: tuple[int, int | None], plain: RuleMode
 ) -> None:
-    truth, wild = random_oracle(seed), random_oracle(other)
-    drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
-    wanted = counted_by_hand(block, plain, truth)
-    static = run(block, plain, truth)
-    assert StepMap().add(static.canvas.steps) == wanted
-    for max_drafts in (drafts, None):
-        if max_drafts is None and steps == 0:
-            continue
-        mode = replace(Speculative(steps, max_drafts, verify=plain.name), **asdict(plain))
-        assert StepMap().add(run(block, mode, truth, drafter).canvas.steps) == wanted
+    wanted = counted_by_hand(block, plain, model[0])
+    assert StepMap().add(run(block, plain, model[0]).canvas.steps) == wanted
+    mode = replace(Speculative(*drafting, verify=plain.name), **asdict(plain))
+    assert StepMap().add(run(block, mode, *model).canvas.steps) == wanted
 
 
 @settings(max_examples=50)

@@ -12,7 +12,8 @@ from msgspec import structs
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Prediction
-from service.engine import BlockEvent, Engine, EngineDeps, GenerationRequest, SamplingParams, StepReport
+from service.demo import CHECKPOINT, heldout_problems
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams, StepReport
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
@@ -20,7 +21,8 @@ from service.engine.forward.row_states import known_rows
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
-from service.model import Checkpoint
+from service.model import Checkpoint, load_checkpoint
+from service.text import TextCodec
 from tests.reference import Reference
 from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import EXPERTS, LLADA2, tiny_checkpoint
@@ -143,6 +145,17 @@ class CheckingRunner(RunnerWrapper):
         assert len(reading.entropies) == (len(reading.picks) if row.entropy else 0)
         for entropy, expected in zip(reading.entropies, wanted.entropies, strict=False):
             assert abs(entropy - expected) < (1e-5 if self.exact else 1e-4)
+
+
+@cache
+def demo_problems() -> tuple[Engine, tuple[GenerationRequest, ...]]:
+    """The trained checkpoint, whose MRP drafts well, and problems for it."""
+    codec, engine = TextCodec.load(CHECKPOINT), Engine(load_checkpoint(CHECKPOINT), EngineConfig(prefix_cache=False))
+    stops = frozenset(engine.model.eos_token_ids)
+    return engine, tuple(
+        request_of(str(number), codec.encode_message(problem.prompt), tokens=48, stop_token_ids=stops)
+        for number, problem in enumerate(heldout_problems(8))
+    )
 
 
 def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: Any) -> tuple[Engine, CheckingRunner]:

@@ -1,11 +1,8 @@
-"""Prompts in chunks: the rows of each step, the waits of requests, and that chunks do not change the output."""
+"""Prompts in chunks: the rows of each step, and the waits of requests. test_exactness.py compares their output."""
 
-import random
 from collections.abc import Sequence
-from dataclasses import replace
 
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.decode.modes import Static
@@ -14,18 +11,7 @@ from service.engine import Engine, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.scheduler import shares
-from tests.engine.helpers import (
-    DEAR,
-    FAIR,
-    FREE,
-    SHAPES,
-    checked,
-    random_requests,
-    request_of,
-    shaped,
-    some_auto,
-    verified,
-)
+from tests.engine.helpers import request_of, shaped
 from tests.runners import RunnerWrapper, engine_over
 
 
@@ -118,62 +104,3 @@ def test_with_any_weights_each_share_is_at_least_one(parts: list[tuple[int, floa
     result = shares(wanted, total, weights)
     assert sum(result) <= total
     assert all(1 <= share <= most for share, most in zip(result, wanted, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("shape", "prefill_tokens", "more_rows", "deterministic"),
-    [(0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (5, 6, 3, False)],
-)
-def test_arrivals_budgets_and_modes_are_decoded_as_without_cache_batch_or_chunks(
-    shape: int, prefill_tokens: int, more_rows: int, deterministic: bool
-) -> None:
-    assert_as_plain(shape, 10 + shape, prefill_tokens, more_rows, deterministic, longest=16)
-
-
-@pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 20), st.booleans())
-def test_any_arrival_any_budget_any_mode_is_decoded_as_without_cache_batch_or_chunks(
-    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool
-) -> None:
-    assert_as_plain(shape, seed, prefill_tokens, more_rows, deterministic, longest=24)
-
-
-def assert_as_plain(
-    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool, longest: int
-) -> None:
-    """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
-    rng, checkpoint = random.Random(seed), shaped(shape)
-    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 4), longest))
-    requests += [  # beginnings of others, whose pages may be written by then or not
-        replace(request, request_id=f"{request.request_id} again", prompt_token_ids=(*request.prompt_token_ids, 3))
-        for request in rng.sample(requests, 2)
-    ]
-    engine, runner = checked(
-        checkpoint,
-        rng.choice([FREE, FAIR, DEAR]),
-        max_rows=checkpoint.config.block_size + 2 + more_rows,
-        max_prefill_tokens=prefill_tokens,
-        prefix_cache=rng.random() < 0.7,
-        kv_cache_tokens=2048,
-        deterministic=deterministic,
-    )
-    answers = in_turns(rng, engine, requests)
-    reference = runner.reference
-    for request in requests:
-        assert (
-            answers[request.request_id] == reference.generate(replace(request, mode=verified(request.mode))).token_ids
-        )
-    assert runner.compared > 0
-    assert engine.state().kv_pages_used == 0
-
-
-def in_turns(rng: random.Random, engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
-    waiting = list(requests)
-    answers: dict[str, tuple[int, ...]] = {request.request_id: () for request in requests}
-    while waiting or engine.has_work:
-        while waiting and (rng.random() < 0.3 or not engine.has_work):
-            engine.submit(waiting.pop())
-        for event in engine.step():
-            answers[event.request_id] += event.token_ids
-    return answers

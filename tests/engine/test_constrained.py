@@ -14,6 +14,7 @@ from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, prompt, text_of
 from tests.constraints.schemas import HARD, random_schema
 from tests.engine.constrained import constrained, engine_of, sampled, try_schemas
+from tests.engine.helpers import events_of
 from tests.thinned import fast_only
 from tests.tiny import GOLDEN_NAMES
 
@@ -140,12 +141,6 @@ def test_a_grammar_that_comes_to_a_dead_end_ends_its_request_alone() -> None:
     """The grammar's rule `b` never ends: after the first letter nothing can follow."""
     dead = constrained(DEMO, "a", Constraint.grammar('start: ("x" | "y") b\nb: b "z"'), Sequential(), GREEDY)
     other = constrained(DEMO, "b", Constraint.choice(["yes", "no"]), Sequential(), GREEDY)
-    engine = engine_of(DEMO)
-    for request in (dead, other):
-        engine.submit(request)
-    events = []
-    while engine.has_work:
-        events += engine.step()
-    ends = {event.request_id: event for event in events if event.finish_reason}
+    ends = {name: events[-1] for name, events in events_of(engine_of(DEMO), [dead, other]).items()}
     assert isinstance(ends["a"].error, ConstraintFailed)
     assert (ends["b"].finish_reason, ends["b"].constraint_met) == ("stop", True)

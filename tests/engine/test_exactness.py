@@ -1,6 +1,7 @@
 """Cached, batched, fused decoding computes what the plain reference does; speculative is static."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,22 +10,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine import BlockEvent, Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.request import Sharing
 from service.model import Checkpoint
 from tests.engine.helpers import (
     DEAR,
     FAIR,
     FREE,
     SHAPES,
+    CheckingRunner,
+    audit,
     automatic,
-    checked,
     drafted,
+    nodes_of,
+    random_mode,
     random_requests,
     random_sampling,
     shaped,
     some_auto,
     verified,
 )
+from tests.reference import Reference
+from tests.runners import engine_over
 from tests.thinned import fast_rows
 from tests.tiny import GOLDEN_NAMES, golden
 
@@ -35,42 +42,110 @@ SMALL = EngineConfig(kv_cache_tokens=4096)
 FAST = GOLDEN_NAMES[1]
 
 
-@pytest.mark.parametrize("shape", range(len(SHAPES)))
-def test_a_batch_is_decoded_as_each_request_alone_without_a_cache(shape: int) -> None:
-    """Tokens, reasons, confidences and hidden states, for one mix and one set of limits of every shape."""
-    assert_as_alone(shape, seed=shape, more_rows=4 * shape, more_pages=2 * shape, max_running=2 + shape % 3)
+@pytest.mark.parametrize(
+    ("shape", "prefill_tokens", "more_rows", "deterministic"),
+    [
+        (0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (4, 6, 16, False),
+        (5, 6, 3, False), (6, 9, 24, False), (0, 9, 2, False), (2, 4, 20, False), (3, 60, 5, False),
+    ],
+)  # fmt: skip
+def test_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chunks(
+    shape: int, prefill_tokens: int, more_rows: int, deterministic: bool
+) -> None:
+    """Tokens, reasons, confidences and hidden states."""
+    assert_as_plain(shape, 10 + shape, prefill_tokens, more_rows, deterministic, longest=16)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(0, 30), st.integers(0, 12), st.integers(1, 6)
-)
-def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
-    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
+@settings(max_examples=160, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 30), st.booleans())
+def test_any_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chunks(
+    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool
 ) -> None:
-    assert_as_alone(shape, seed, more_rows, more_pages, max_running)
+    assert_as_plain(shape, seed, prefill_tokens, more_rows, deterministic, longest=24)
 
 
-def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int) -> None:
+def assert_as_plain(
+    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool, longest: int
+) -> None:
+    """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
     rng, checkpoint = random.Random(seed), shaped(shape)
-    size = checkpoint.config.block_size
-    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(1, 5)))
-    longest = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
-    engine, runner = checked(
+    size, reference = checkpoint.config.block_size, Reference(checkpoint)
+    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 5), longest))
+    requests += related_requests(rng, reference, rng.randint(2, 4))
+    most = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
+    engine, runner = engine_over(
+        lambda usual: WriteOnce(usual, checkpoint),
         checkpoint,
-        rng.choice([FREE, FAIR, DEAR]),
+        EngineDeps(costs=rng.choice([FREE, FAIR, DEAR])),
         max_rows=size + 2 + more_rows,
-        max_running=max_running,
-        kv_cache_tokens=(-(-longest // size) + more_pages) * size,
+        max_running=rng.randint(1, 6),
+        max_prefill_tokens=prefill_tokens,
+        prefix_cache=rng.random() < 0.7,
+        kv_cache_tokens=(-(-most // size) + rng.choice([0, 4, 500])) * size,
+        deterministic=deterministic,
     )
-    reference = runner.reference
-    for request, done in zip(requests, engine.generate(requests), strict=True):
+    runner.engine = engine
+    engine._scheduler._long_prefix = rng.choice([1, 2, 16])  # blocks from which on a request waits for another
+    for request, events in in_turns(rng, engine, requests):
         wanted = reference.generate(replace(request, mode=verified(request.mode)))
-        assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+        done, tokens = events[-1], [event.token_ids for event in events]
+        assert (sum(tokens, ()), done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
     assert engine.state().kv_pages_used == 0
+
+
+def related_requests(rng: random.Random, reference: Reference, count: int) -> list[GenerationRequest]:
+    """Prompts made of few blocks, so that many begin alike; some go on where another's greedy answer ended."""
+    size = reference.config.block_size
+    requests: list[GenerationRequest] = []
+    for number in range(count):
+        prompt = tuple(
+            rng.choice([3, 7]) * (offset + 1) % 60 for _ in range(rng.randint(0, 3)) for offset in range(size)
+        )
+        prompt += tuple(rng.choices(range(60), k=rng.randint(0 if prompt else 1, size)))
+        if requests and rng.random() < 0.4:
+            earlier = rng.choice(requests)
+            prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
+        request = GenerationRequest(
+            f"related {number}", prompt, random_mode(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
+            sharing=Sharing(cache_salt=rng.choice(["", "", "", "other"])),
+        )  # fmt: skip
+        requests.append(request)
+    return requests
+
+
+class WriteOnce(CheckingRunner):
+    engine: Engine
+
+    def evaluate(self, rows):
+        shared = {node.page for node in nodes_of(self.engine._pages)}
+        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
+        return super().evaluate(rows)
+
+    def refine(self, rows):
+        shared = {node.page for node in nodes_of(self.engine._pages)}
+        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
+        return super().refine(rows)
+
+
+def in_turns(
+    rng: random.Random, engine: Engine, requests: Sequence[GenerationRequest]
+) -> list[tuple[GenerationRequest, list[BlockEvent]]]:
+    """The events of all requests that end. Requests come at any time, some are aborted, and pages stay counted."""
+    waiting = list(reversed(requests))
+    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+    while waiting or engine.has_work:
+        while waiting and (rng.random() < 0.3 or not engine.has_work):
+            engine.submit(waiting.pop())
+        for event in engine.step():
+            events[event.request_id].append(event)
+        if rng.random() < 0.03:
+            engine.abort(rng.choice(requests).request_id)
+        audit(engine._pages, [running.lease for running in engine._scheduler.running])
+    courses = [(request, events[request.request_id]) for request in requests]
+    return [(request, course) for request, course in courses if course and course[-1].finish_reason is not None]
 
 
 def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> list[GenerationRequest]:

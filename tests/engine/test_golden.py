@@ -179,8 +179,10 @@ def test_the_other_kinds_alone_and_together(name: str, kind: str) -> None:
         engine = Engine(checkpoint, EngineConfig(max_running, kv_cache_tokens=4096))
         for entry, done in zip(group, engine.generate(generations), strict=True):
             assert_golden(entry, done)
-    static, drafted = (
-        [done.token_ids for done in engine.generate([replace(request, mode=mode) for request in generations])]
+    done = engine.generate(
+        replace(request, request_id=f"{mode} {request.request_id}", mode=mode)
         for mode in (Static(), Speculative(3))
+        for request in generations
     )
-    assert static == drafted
+    static, drafted = done[: len(group)], done[len(group) :]
+    assert [completion.token_ids for completion in static] == [completion.token_ids for completion in drafted]

@@ -1,10 +1,8 @@
 """`speculative` with a margin in the engine: what it accepts, and what it leaves as it was for others."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -13,33 +11,21 @@ from msgspec import structs
 from service.constraints.constraint import Constraint
 from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Sequential, Speculative, Static
-from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
-from service.model import Checkpoint, load_checkpoint
-from service.text import TextCodec
+from service.model import Checkpoint
 from tests.constraints.checkpoints import DEMO, text_of
 from tests.engine.constrained import check, constrained, engine_of
-from tests.engine.helpers import DEAR, FAIR, FREE, checked
+from tests.engine.helpers import DEAR, FAIR, FREE, checked, demo_problems
+from tests.engine.test_golden import expected
+from tests.engine.test_golden import requests as golden_requests
 from tests.reference import Reference
 from tests.thinned import fast_only
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 FAST = GOLDEN_NAMES[1]
-
-
-@cache
-def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
-    """The trained checkpoint, whose MRP drafts well, and problems for it."""
-    codec, engine = TextCodec.load(CHECKPOINT), Engine(load_checkpoint(CHECKPOINT), EngineConfig(prefix_cache=False))
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(8)]
-    stops = frozenset(engine.model.eos_token_ids)
-    return engine, tuple(
-        GenerationRequest(str(number), tuple(codec.encode_chat(chat)), max_new_tokens=48, stop_token_ids=stops)
-        for number, chat in enumerate(chats)
-    )
 
 
 def answers(engine: Engine, requests: Sequence[GenerationRequest], mode: Speculative | RuleMode) -> list[Completion]:
@@ -58,30 +44,21 @@ def drafting(checkpoint: Checkpoint) -> list[tuple[int, int | None]]:
 def test_one_token_at_a_time_the_strictest_margin_gives_the_lossless_tokens(name: str) -> None:
     """The golden decodes of `static`, an independent implementation's, and those of `sequential`."""
     checkpoint = golden(name)
-    entries = [
-        entry for entry in json.loads((GOLDEN / name / "expected.json").read_text()) if entry["mode"] == "static"
-    ]
-    entries = [entry for entry in entries if entry.get("tokens_per_step", 1) == 1]
-    requests = [
-        GenerationRequest(
-            str(number), tuple(entry["prompt_token_ids"]), max_new_tokens=entry["max_new_tokens"],
-            stop_token_ids=frozenset([510]),
-        )
-        for number, entry in enumerate(entries)
-    ]  # fmt: skip
+    static = [pair for pair in zip(expected(name), golden_requests(name), strict=True) if pair[1].mode == Static()]
+    entries, requests = zip(*static, strict=True)
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
     left = [completion.token_ids for completion in answers(engine, requests, Sequential())]
     assert len(requests) >= 3
     for steps, states in drafting(checkpoint):
-        static = answers(engine, requests, Speculative(steps, states, margin=1.0))
-        assert [list(completion.token_ids) for completion in static] == [entry["token_ids"] for entry in entries]
+        done = answers(engine, requests, Speculative(steps, states, margin=1.0))
+        assert [list(completion.token_ids) for completion in done] == [entry["token_ids"] for entry in entries]
         sequential = answers(engine, requests, Speculative(steps, states, verify="sequential", margin=1.0))
         assert [completion.token_ids for completion in sequential] == left
 
 
 def test_an_accepted_second_token_has_the_backbones_own_probability() -> None:
     """Every token of an answer stands with the probability that a verifying row gave it; some are second tokens."""
-    engine, requests = demo()
+    engine, requests = demo_problems()
     lax = answers(engine, requests, Speculative(4, 4, margin=0.3, verify="sequential", entropy_bound=0.1))
     picks = [
         pick for completion in lax for block in completion.blocks for step in block.steps for pick in step.revealed
@@ -159,8 +136,8 @@ def test_drafts_accepted_by_a_margin_satisfy_the_grammar(name: str) -> None:
     for rule in rules:
         requests = [
             constrained(name, f"{margin} {seed}", constraint, Speculative(2, 4, margin=margin, **rule),
-                        SamplingParams(0.9 * (seed % 2), seed=seed))
-            for seed in range(4)
+                        SamplingParams(0.9 * (seed % 2), seed=seed), 80)
+            for seed in range(2)
             for margin in (None, 0.1)
         ]  # fmt: skip
         made = engine.generate(requests)

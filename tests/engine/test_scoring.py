@@ -44,10 +44,6 @@ def pinned(rng: random.Random, length: int, count: int) -> tuple[int, ...]:
     return tuple(MASKED if position in marked else rng.randrange(500) for position in range(length))
 
 
-def run(engine: Engine, *requests: GenerationRequest) -> dict[str, list[BlockEvent]]:
-    return events_of(engine, requests)
-
-
 def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent]) -> None:
     expected = plain(model, request.prompt_token_ids)
     [event] = events
@@ -81,7 +77,7 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
         GenerationRequest(mode.name, prompt, mode, max_new_tokens=24)
         for mode in (Static(), Speculative(mrp_steps=0, max_drafts=3))
     ]
-    events = run(engine, *answers, *reads)
+    events = events_of(engine, [*answers, *reads])
     for request in reads:
         check(model, request, events[request.request_id])
     alone = Engine(model, config, deps=EngineDeps(costs=FAIR)).generate(answers)
@@ -97,9 +93,9 @@ def test_scoring_takes_one_forward_and_its_prefix_is_cached() -> None:
     engine = Engine(model, deps=EngineDeps(costs=FAIR))
     lead = tuple(range(1, 2 * size + 1))
     request = read("a", (*lead, MASKED, *range(2 * size - 1), MASKED, 7))
-    [first] = run(engine, request)["a"]
+    [first] = events_of(engine, [request])["a"]
     assert (first.stats.forwards.prefill, first.stats.forwards.denoise) == (1, 1)
-    [second] = run(engine, request)["a"]
+    [second] = events_of(engine, [request])["a"]
     assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (2 * size, 0)
     assert second.position_logprobs == first.position_logprobs
     check(model, request, [second])
@@ -112,7 +108,7 @@ def test_a_long_way_between_two_places_takes_several_forwards() -> None:
     size = model.config.block_size
     engine = Engine(model, EngineConfig(max_rows=size + 2), deps=EngineDeps(costs=FAIR))
     request = read("a", (MASKED, *[9] * (4 * size * size), MASKED))
-    events = run(engine, request)["a"]
+    events = events_of(engine, [request])["a"]
     assert events[0].stats.forwards.denoise > 1
     check(model, request, events)
 

@@ -1,31 +1,17 @@
-"""The prefix cache in the engine: less prefill, the same tokens, nothing shared that is not written."""
+"""The prefix cache in the engine: less prefill, the same tokens, nothing shared that is not written.
 
-import random
-from functools import cache
+test_exactness.py decodes any course of requests with it.
+"""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, SamplingParams
 from service.engine.request import Sharing
 from service.model import Checkpoint
-from tests.engine.helpers import (
-    ALL_MODES,
-    CheckingRunner,
-    Recorder,
-    audit,
-    checked,
-    nodes_of,
-    random_mode,
-    random_sampling,
-    request_of,
-)
-from tests.reference import Reference
+from tests.engine.helpers import ALL_MODES, Recorder, audit, checked, nodes_of, request_of
 from tests.runners import RunnerWrapper, engine_over
-from tests.tiny import tiny_checkpoint
 
 PROMPT = tuple(range(5, 15))  # two blocks and a half
 
@@ -38,10 +24,6 @@ def engine(checkpoint: Checkpoint) -> Engine:
 def ask(engine: Engine, prompt: tuple[int, ...], mode: DecodingMode | None = None, **more: object) -> Completion:
     (done,) = engine.generate([request_of("x", prompt, mode, **more)])
     return done
-
-
-def leases(engine: Engine) -> list:
-    return [running_request.lease for running_request in engine._scheduler.running]
 
 
 class TestWhatIsShared:
@@ -172,116 +154,3 @@ class TestWhatIsNotWritten:
         engine.abort("x")
         assert engine.state().kv_pages_used == 0
         assert ask(engine, tuple(range(40))).stats.cached_tokens == 24
-
-
-# --- any course of events --------------------------------------------------------------------------
-
-
-@cache
-def tiny(shape: int) -> Checkpoint:
-    return tiny_checkpoint(shape, **({"block_size": 1}, {"block_size": 4}, {"block_size": 2, "mrp_scale": 2.0})[shape])
-
-
-@cache
-def tiny_reference(shape: int) -> Reference:
-    return Reference(tiny(shape))
-
-
-def related_requests(rng: random.Random, reference: Reference, count: int) -> list[GenerationRequest]:
-    """Prompts made of few blocks, so that many begin alike; some go on where another's greedy answer ended."""
-    size = reference.config.block_size
-    requests: list[GenerationRequest] = []
-    for number in range(count):
-        prompt = tuple(
-            rng.choice([3, 7]) * (offset + 1) % 60 for _ in range(rng.randint(0, 3)) for offset in range(size)
-        )
-        prompt += tuple(rng.choices(range(60), k=rng.randint(0 if prompt else 1, size)))
-        if requests and rng.random() < 0.4:
-            earlier = rng.choice(requests)
-            prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
-        request = GenerationRequest(
-            f"r{number}", prompt, random_mode(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
-            sharing=Sharing(cache_salt=rng.choice(["", "", "", "other"])),
-        )  # fmt: skip
-        requests.append(request)
-    return requests
-
-
-class WriteOnce(CheckingRunner):
-    engine: Engine
-
-    def evaluate(self, rows):
-        shared = {node.page for node in nodes_of(self.engine._pages)}
-        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
-        return super().evaluate(rows)
-
-    def refine(self, rows):
-        shared = {node.page for node in nodes_of(self.engine._pages)}
-        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
-        return super().refine(rows)
-
-
-def run(
-    rng: random.Random, reference: Reference, requests: list[GenerationRequest], **limits: int
-) -> dict[str, Completion]:
-    """Requests come at any time and some are aborted. Every row is compared, and the counts of pages stay right."""
-    checkpoint = reference.checkpoint
-    engine, runner = engine_over(lambda usual: WriteOnce(usual, checkpoint), checkpoint, **limits)
-    runner.engine, runner.reference = engine, reference
-    engine._scheduler._long_prefix = rng.choice([1, 2, 16])  # blocks from which on a request waits for another
-    waiting, tokens, done = list(reversed(requests)), {request.request_id: () for request in requests}, {}
-    while waiting or engine.has_work:
-        while waiting and (rng.random() < 0.5 or not engine.has_work):
-            engine.submit(waiting.pop())
-        for event in engine.step():
-            tokens[event.request_id] += event.token_ids
-            if event.finish_reason is not None:
-                done[event.request_id] = Completion(
-                    event.request_id, tokens[event.request_id], event.finish_reason, event.stats
-                )
-        if rng.random() < 0.05:
-            engine.abort(rng.choice(requests).request_id)
-        audit(engine._pages, leases(engine))
-    assert engine.state().kv_pages_used == 0
-    return done
-
-
-def assert_as_without(reference: Reference, requests: list[GenerationRequest], done: dict[str, Completion]) -> None:
-    for request in requests:
-        if request.request_id in done:
-            wanted = reference.generate(request)
-            got = done[request.request_id]
-            assert (got.token_ids, got.finish_reason) == (wanted.token_ids, wanted.finish_reason)
-
-
-@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2), st.integers(0, 2**32), st.integers(0, 20), st.integers(0, 20), st.integers(1, 6))
-def test_a_few_courses_of_requests_are_decoded_as_without_a_cache(
-    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
-) -> None:
-    assert_any_course(shape, seed, more_rows, more_pages, max_running, longest=7)
-
-
-@pytest.mark.slow
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2), st.integers(0, 2**32), st.integers(0, 20), st.integers(0, 20), st.integers(1, 6))
-def test_any_course_of_requests_is_decoded_as_without_a_cache(
-    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
-) -> None:
-    assert_any_course(shape, seed, more_rows, more_pages, max_running, longest=10)
-
-
-def assert_any_course(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int, longest: int) -> None:
-    rng, reference = random.Random(seed), tiny_reference(shape)
-    size = reference.config.block_size
-    requests = related_requests(rng, reference, rng.randint(2, longest))
-    tokens = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
-    done = run(
-        rng,
-        reference,
-        requests,
-        max_rows=size + 2 + more_rows,
-        max_running=max_running,
-        kv_cache_tokens=(-(-tokens // size) + more_pages) * size,
-    )
-    assert_as_without(reference, requests, done)

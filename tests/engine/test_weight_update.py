@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
 from tests.engine.gated import GatedEngine, eventually
-from tests.engine.helpers import FAIR, request_of
+from tests.engine.helpers import FAIR, events_of, request_of
 from tests.engine.test_golden import expected, requests
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import GOLDEN_NAMES
@@ -84,15 +84,11 @@ def test_nothing_of_requests_that_were_ended_is_left(
 def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
     engine = engine_of(checkpoint)
     engine.update_weights(new, 3)
-    engine.submit(replace(request_of("old", PROMPT), version=2))
-    engine.submit(replace(request_of("own", PROMPT), version=3))
-    events: list[BlockEvent] = []
-    while engine.has_work:
-        events += engine.step()
-    (error,) = [event.error for event in events if event.error is not None]
+    events = events_of(engine, [replace(request_of(name, PROMPT), version=n) for name, n in (("old", 2), ("own", 3))])
+    (error,) = [event.error for event in events["old"]]
     assert isinstance(error, WeightsChanged)
     assert "weights of version 2 began this answer, version 3 answers now" in error.message
-    assert [event.finish_reason for event in events if event.request_id == "own"][-1] == "length"
+    assert events["own"][-1].finish_reason == "length"
     assert engine.state().kv_pages_used == 0
 
 

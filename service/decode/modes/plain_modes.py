@@ -68,10 +68,6 @@ class Direct(DecodingMode, frozen=True):
     mrp_steps: Annotated[int, _MRP_STEPS] = 1
 
     @property
-    def needs_mrp(self) -> bool:
-        return True
-
-    @property
     def rule(self) -> Rule:
         return TopConfidence(1)
 
@@ -100,10 +96,6 @@ class Remask(DecodingMode, frozen=True):
     name: ClassVar[str] = "remask"
     served_without_mrp: ClassVar[bool] = False
     threshold: Annotated[float, THRESHOLD] = 0.9
-
-    @property
-    def needs_mrp(self) -> bool:
-        return True
 
     @property
     def rule(self) -> Rule:

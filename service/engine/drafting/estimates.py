@@ -121,7 +121,7 @@ class _PositionClass:
 
 
 @dataclass(slots=True)
-class _Option:
+class MrpOption:
     """One number of MRP forwards, `steps`. `factor`: its gain over trees without MRP, for large trees.
 
     `gained`, `guessed`: the additional steps by its trees, and their guess. `refinements`: the MRP forwards of
@@ -148,13 +148,14 @@ class _Option:
         return self.steps * (1.0 - (1.0 - share) ** num_running)
 
     def count_search(self, refinements: int) -> None:
+        """Counts a search for drafts, of a request that allows `steps` MRP forwards. `refinements`: those it took."""
         self.searches, self.refinements = self.searches + 1, self.refinements + refinements
         if self.searches > _STEPS_MEMORY:
             self.searches, self.refinements = self.searches / 2, self.refinements / 2
 
-    def count(self, states: int, steps: float) -> None:
-        self.guessed += self.guess(states)
-        self.gained += steps
+    def count(self, gains: Sequence[tuple[float, int]]) -> None:
+        self.guessed += self.guess(len(gains))
+        self.gained += sum(actual > 0 for _, actual in gains)
         if self.guessed > _STEPS_MEMORY:
             self.gained, self.guessed = self.gained / 2, self.guessed / 2
 
@@ -165,7 +166,7 @@ class MrpChoice:
     def __init__(self, block_size: int = 8) -> None:
         share, scale = _GUESS_WEIGHT * REFINED_SHARE, max(0.0, log2(block_size) - 1.0) / 2.0
         self._options = {
-            steps: _Option(steps, 1.0 + scale * (factor - 1.0), share * steps) for steps, factor in _WITH_MRP.items()
+            steps: MrpOption(steps, 1.0 + scale * (factor - 1.0), share * steps) for steps, factor in _WITH_MRP.items()
         }
         self._requests = 0
 
@@ -185,18 +186,13 @@ class MrpChoice:
                 return near
         return best
 
-    def count_request(self) -> None:
+    def take(self, steps: int) -> MrpOption:
+        """The option of a request that starts."""
         self._requests += 1
-
-    def count_search(self, steps: int, refinements: int) -> None:
-        """Counts a search for drafts, of a request that allows `steps` MRP forwards. `refinements`: those it took."""
-        self._options[steps].count_search(refinements)
-
-    def count(self, steps: int, gains: Sequence[tuple[float, int]]) -> None:
-        self._options[steps].count(len(gains), sum(actual > 0 for _, actual in gains))
+        return self._options[steps]
 
 
-def _rate(option: _Option, ratio: float, costs: StepCosts, load: tuple[int, int]) -> float:
+def _rate(option: MrpOption, ratio: float, costs: StepCosts, load: tuple[int, int]) -> float:
     """Steps per time with the best size of tree, if all running requests used this option.
 
     `ratio`: the ratio of gained to guessed steps. `load`: the number of running requests, and the most states of each.

@@ -22,7 +22,7 @@ from service.decode.drafts import worth_drafting
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.estimates import REFINED_SHARE, MrpChoice, Reliability
+from service.engine.drafting.estimates import REFINED_SHARE, MrpChoice, MrpOption, Reliability
 from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means, and the number of steps after which prices follow them
@@ -42,8 +42,7 @@ class DraftPlanner:
 
     def __init__(self, costs: StepCosts | Callable[[], StepCosts], max_rows: int, block_size: int = 8) -> None:
         self._max_rows, self._block_size = max_rows, block_size
-        self._costs: StepCosts | None = costs if isinstance(costs, StepCosts) else None
-        self._measure = costs
+        self._costs = costs
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self._ahead = 0.0  # and the share of requests whose next forward begins ahead
@@ -57,8 +56,8 @@ class DraftPlanner:
         self._reliabilities: dict[tuple[_Kind, int], Reliability] = {}
 
     def costs(self) -> StepCosts:
-        if self._costs is None:
-            self._costs = self._measure if isinstance(self._measure, StepCosts) else self._measure()
+        if not isinstance(self._costs, StepCosts):
+            self._costs = self._costs()
         return self._costs
 
     def mrp_steps(self, request: GenerationRequest, num_running: int) -> int | None:
@@ -77,21 +76,16 @@ class DraftPlanner:
         if mrp_steps is None:
             return RequestDrafts(self, request.sharing.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
         kind = _kind(request)
-        choice = self._mrp_choice(kind)
-        choice.count_request()
         reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
-        return PlannedDrafts(self, request, choice, reliability, mrp_steps)
+        return PlannedDrafts(self, request, self._mrp_choice(kind).take(mrp_steps), reliability)
 
     def _mrp_choice(self, kind: _Kind) -> MrpChoice:
         return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
 
     def begin(self, num_running: int, tenants: Mapping[str, int] | None = None) -> None:
         """Begins a step. `tenants`: the running requests of each, if a tenant's drafts are weighed alone."""
-        self.resume(StepWork(max(1, num_running), tenants or {}))
+        self.work = StepWork(max(1, num_running), tenants or {})
         self._steps += 1
-
-    def resume(self, work: StepWork) -> None:
-        self.work = work
 
     def record(self, rows: int, tokens: int, pages: int = 0, *, ahead: bool = False) -> None:
         """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state.
@@ -113,7 +107,7 @@ class DraftPlanner:
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
         self._ahead += _FRESH * (step.ahead / step.requests - self._ahead)
-        if self._costs and self._costs.mrp:
+        if isinstance(self._costs, StepCosts) and self._costs.mrp:
             spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
             self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
         if self._steps % _REFRESH == 0:
@@ -157,7 +151,7 @@ class DraftPlanner:
 
         In turns a request also has a second row when it stores a block. No costs are measured for this alone.
         """
-        if self._costs is None:
+        if not isinstance(self._costs, StepCosts):
             return False
         count, backbone = self.work.num_running, self._costs.backbone
         blocks = min(1.0, self._tokens / self._block_size)
@@ -238,7 +232,7 @@ class RequestDrafts:
     """
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
-        self._planner, self._tenant = planner, tenant
+        self.planner, self._tenant = planner, tenant
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
 
     def budget(self) -> DraftBudget:
@@ -247,10 +241,6 @@ class RequestDrafts:
     def drafts_next(self) -> bool:
         """Whether the next forward may read drafts."""
         return False
-
-    def rows_are_free(self) -> bool:
-        """Whether one more row for each request costs less than forwards save that begin ahead."""
-        return self._planner.rows_are_free()
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
@@ -261,23 +251,17 @@ class RequestDrafts:
         tokens = 0
         for _, revealed, remasked, *_ in steps:
             tokens += len(revealed) - len(remasked)
-        self._planner.record(rows, tokens, self.pages, ahead=ahead)
+        self.planner.record(rows, tokens, self.pages, ahead=ahead)
 
 
 class PlannedDrafts(RequestDrafts):
     """The drafts of a request whose number the engine chooses."""
 
     def __init__(
-        self,
-        planner: DraftPlanner,
-        request: GenerationRequest,
-        mrp_choice: MrpChoice,
-        reliability: Reliability,
-        mrp_steps: int,
+        self, planner: DraftPlanner, request: GenerationRequest, option: MrpOption, reliability: Reliability
     ) -> None:
-        super().__init__(planner, request.sharing.tenant, mrp_steps > 0, mrp_steps)
-        self._rule = request.mode.rule
-        self._mrp_choice, self._reliability, self._chosen = mrp_choice, reliability, mrp_steps
+        super().__init__(planner, request.sharing.tenant, option.steps > 0, option.steps)
+        self._rule, self._option, self._reliability = request.mode.rule, option, reliability
         self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
 
     def budget(self) -> DraftBudget:
@@ -290,25 +274,25 @@ class PlannedDrafts(RequestDrafts):
         return worth_drafting(self._rule, self._present_budget())
 
     def _present_budget(self) -> DraftBudget:
-        return self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
+        return self.planner.budget(self._option.steps, self._reliability, self.pages, self._tenant)
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
-        price = self._planner.reading(self.pages, self._tenant)
+        price = self.planner.reading(self.pages, self._tenant)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 
     def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
         super().record(rows, steps, ahead=ahead)
         if rows and self._last_search:
             gained = sum([actual for step in steps for _, actual in step.gains])
-            spent = (rows - 1) * self._planner.row(self.pages, self._tenant)
-            spent += self.refinements * self._planner.refinement(self._tenant)
-            self._reliability.searches.count(self._planner.work.num_running, gained - spent)
-            self._mrp_choice.count_search(self._chosen, self.refinements)
+            spent = (rows - 1) * self.planner.row(self.pages, self._tenant)
+            spent += self.refinements * self.planner.refinement(self._tenant)
+            self._reliability.searches.count(self.planner.work.num_running, gained - spent)
+            self._option.count_search(self.refinements)
         if rows:  # the next search has already begun
             self._last_search, self._next_search, self.refinements = self._next_search, False, 0
         for step in steps:
             if step.gains:
-                self._mrp_choice.count(self._chosen, step.gains)
+                self._option.count(step.gains)
                 self._reliability.count(step.gains)
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.logits_sampler import apply_grammar_masks, noise_keys, rule_logits, sample
+from service.engine.forward.logits_sampler import apply_grammar_masks, drawing_params, rule_logits, sample
 from service.engine.forward.rows import Candidates, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model.transfer import PackedTables
@@ -147,17 +147,9 @@ class DraftVocabulary:
         count, width = len(logits), self._width
         highest, likeliest = logits.topk(width + 1, sorted=False)
         tokens, weights = likeliest.new_empty(count, width), totals.new_empty(count)
+        stride, sizes = totals.stride(0), {"C": width, "PAD": _power(width + 1)}
         candidate_kernels.keep_candidates[count,](
-            highest,
-            likeliest,
-            table,
-            totals,
-            tokens,
-            weights,
-            totals.stride(0),
-            self._mask,
-            C=width,
-            PAD=_power(width + 1),
+            highest, likeliest, table, totals, tokens, weights, stride, self._mask, **sizes
         )
         return Candidates(tokens, weights)
 
@@ -175,11 +167,7 @@ def _by_output(rows: Sequence[Row]) -> list[tuple[ForwardOutput, Integers, Integ
 
 def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
     """The parameters of `choose_candidate`, `[M, 6]`. `slots` `[M]`: the indices of the positions' candidates."""
-    params = np.zeros((len(batch), 6), np.int32)
-    params[:, 0] = batch.temperature.view(np.int32)
-    params[:, 1] = random = batch.random
-    if random.any():
-        params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
+    params = drawing_params(batch, 6)
     params[:, 4], params[:, 5] = slots, batch.flat
     return params
 

@@ -12,8 +12,7 @@ torch's operations there, too: they need the logits in order.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,33 +35,19 @@ _WORD = 0xFFFFFFFF
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleLogits:
+class SampleLogits(NamedTuple):
     """The planned sampling of positions. `params`: the kernel's parameters of the positions, None without a kernel.
 
-    Called with logits `[M, V]` -> the tokens' bits, confidences, entropies (0 if not needed), log-probabilities, `[M,
-    4]` float32; logsumexp of the logits that rules read, `[M]`, or None.
+    `sample`: logits `[M, V]` -> the tokens' bits, confidences, entropies (0 if not needed), log-probabilities, `[M, 4]`
+    float32; logsumexp of the logits that rules read, `[M]`, or None. The tables are sent before.
     """
 
     sample: Callable[[Tensor], tuple[Tensor, Tensor | None]]
     params: SentTable | None = None
 
-    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.sample(logits)
-
-
-class LogitsSampler(Protocol):
-    """Samples tokens. `keeps_logits`: the logits are not changed, and their logsumexp is returned."""
-
-    mask_token_id: int
-    keeps_logits: bool
-
-    def plan(self, batch: SamplingBatch, tables: PackedTables) -> SampleLogits:
-        """Plans the sampling of positions. Its tables are sent before it samples."""
-
 
 class TorchLogitsSampler:
-    """A `LogitsSampler` in torch's operations, which make copies in float32."""
+    """Samples in torch's operations, which make copies in float32. `keeps_logits`: whether the logits do not change."""
 
     def __init__(self, mask_token_id: int) -> None:
         self.mask_token_id, self.keeps_logits = mask_token_id, False
@@ -72,7 +57,7 @@ class TorchLogitsSampler:
 
 
 class TritonLogitsSampler:
-    """A `LogitsSampler` by the Triton kernel, which runs on CUDA and in Triton's interpreter."""
+    """Samples by the Triton kernel, which runs on CUDA and in Triton's interpreter."""
 
     def __init__(self, mask_token_id: int) -> None:
         from service.engine.forward import sampling_kernels
@@ -124,16 +109,16 @@ class TritonLogitsSampler:
 
     def _params(self, batch: SamplingBatch, min_logit: NDArray[np.float32] | None) -> NDArray[np.int32]:
         """The kernel's parameters of each position, `[M, 6]`. `min_logit` `[M]`: as in `SamplingMetadata`."""
-        params = np.zeros((len(batch), self._kernels.NUM_PARAMS), np.int32)
-        params[:, 0] = batch.temperature.view(np.int32)
-        random = batch.random
-        params[:, 1] = random * self._kernels.NOISY
-        if random.any():
-            params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
+        params = drawing_params(batch, self._kernels.NUM_PARAMS)
+        params[:, 1] *= self._kernels.NOISY
         params[:, 4] = batch.token
         if min_logit is not None:
             params[:, 5] = min_logit.view(np.int32)
         return params
+
+
+#: samples tokens
+LogitsSampler = TorchLogitsSampler | TritonLogitsSampler
 
 
 def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> LogitsSampler:
@@ -153,10 +138,8 @@ def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | N
     if not (masked := [(index, mask) for index, mask in masked if leftmost[index]]):
         return
     tables = PackedTables(logits.device)
-    rows, words = (
-        tables.add(np.array([index for index, _ in masked])),
-        tables.add(np.stack([mask for _, mask in masked])),
-    )
+    rows = tables.add(np.array([index for index, _ in masked]))
+    words = tables.add(np.stack([mask for _, mask in masked]))
     tables.send()
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     allowed = (words.tensor[:, :, None] >> bits & 1).flatten(1).bool()
@@ -244,7 +227,8 @@ def _plan_draw(
     if is_random:
         apply_filters = _plan_filters(batch, tables)
         noisy = tables.add(random)
-        words = tables.add(noise_keys(batch.select(random))) if keys is None else _OnDevice(keys)
+        if keys is None:
+            sent_keys = tables.add(noise_keys(batch.select(random)))
 
     def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
         scores = scaled.clone() if is_random else scaled
@@ -254,16 +238,10 @@ def _plan_draw(
             apply_filters(scores)
             rows, width = noisy.tensor, scores.shape[-1]
             tokens = torch.arange(width, device=scores.device) if candidates is None else candidates[rows]
-            scores.index_add_(0, rows, gumbel(words.tensor, tokens))
+            scores.index_add_(0, rows, gumbel(sent_keys.tensor if keys is None else keys, tokens))
         return scores.argmax(-1)
 
     return draw
-
-
-class _OnDevice(NamedTuple):
-    """A table that the device already has, as a `SentTable`."""
-
-    tensor: Tensor
 
 
 def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
@@ -335,6 +313,15 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
     return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
 
 
+def drawing_params(batch: SamplingBatch, width: int) -> NDArray[np.int32]:
+    """`[M, width]`: the temperatures' bits, whether noise is added, the two words of its keys, then zeros."""
+    params, random = np.zeros((len(batch), width), np.int32), batch.random
+    params[:, 0], params[:, 1] = batch.temperature.view(np.int32), random
+    if random.any():
+        params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
+    return params
+
+
 def noise_keys(batch: SamplingBatch) -> Integers:
     """The two 32-bit words from which each position's noise is hashed, `[M, 2]`.
 
@@ -342,7 +329,7 @@ def noise_keys(batch: SamplingBatch) -> Integers:
     """
     metadata = batch.metadata
     words = np.zeros(len(batch), np.uint64)
-    for part in (metadata.seed[batch.row], batch.absolute_position, metadata.revealed[batch.row]):
+    for part in (metadata.seed[batch.row], metadata.start[batch.row] + batch.position, metadata.revealed[batch.row]):
         words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
     return words.view(np.uint32).reshape(-1, 2).astype(np.int64)
 

@@ -8,7 +8,7 @@ sampler.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,21 +43,11 @@ class PositionGroup(NamedTuple):
     indices: Integers
 
 
-class BatchPartition(Protocol):
-    """Divides the rows of a step and their sampled positions. `min_rows`: the minimum of rows of a forward."""
-
-    min_rows: int
-    fixed_shapes: bool
-
-    def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
-        """Groups to be computed one after another; a row comes after the rows whose pages it reads."""
-
-    def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
-        """Groups in any order."""
-
-
 class WholeBatch:
-    """All rows in one forward. Positions are divided where their logits would be too many."""
+    """All rows in one forward. Positions are divided where their logits would be too many.
+
+    `min_rows`: the minimum of rows of a forward.
+    """
 
     min_rows = 1
     fixed_shapes = False
@@ -92,7 +82,7 @@ class FixedShapes:
         self.min_rows, self._num_positions = num_rows, num_positions
 
     def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
-        """Padded with copies of a row that write nothing and are not sampled."""
+        """To be computed one after another. Padded with copies of a row that write nothing and are not sampled."""
         groups, order = [], sorted(range(len(rows)), key=lambda i: rows[i].index)
         for width, same_width in groupby(order, key=lambda i: 1 << rows[i].index.bit_length()):
             indices = list(same_width)
@@ -114,6 +104,10 @@ class FixedShapes:
                 padded = np.pad(indices, (0, self._num_positions - len(indices)), mode="edge")
                 groups.append(PositionGroup(batch.select(padded), indices))
         return groups
+
+
+#: divides the rows of a step and their sampled positions
+BatchPartition = WholeBatch | FixedShapes
 
 
 def fixed_shapes_for(device: str, block_size: int) -> FixedShapes:

@@ -93,8 +93,10 @@ def plan_locate(
     unknown = np.array([row.after is not None for row in rows])[batch.row] & batch.chosen
     if not unknown.any():
         return None
+    masked = np.array([row.state.tokens for row in rows]) == MASKED
+    before = (masked.cumsum(1) - masked)[batch.row, batch.position]
     table = np.empty((len(batch), 5), np.int32)
-    table[:, 0], table[:, 1] = batch.row, np.where(unknown, batch.number, -1)
+    table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
     table[:, 2:4] = batch.metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
     table[:, 4] = batch.metadata.start[batch.row]
     sent = tables.add(table)

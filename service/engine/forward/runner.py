@@ -1,15 +1,16 @@
-"""Runs rows through the backbone or through MRP, and samples the output. Forwards begin now and are read later.
+"""Runs rows through the backbone or through MRP, as vLLM's ModelRunner, and samples the output.
 
-The partition decides which rows share a forward, the model forward computes hidden states, the sampler chooses tokens.
+Forwards begin now and are read later. The partition decides which rows share a forward, the model forward computes
+hidden states, the sampler chooses tokens.
 `OomBackoff` tries forwards that run out of memory again with half the rows, and remembers the size that fitted.
 """
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,17 +19,16 @@ from service.decode.block import Block
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
 from service.engine.forward.logits_sampler import logits_sampler_for
-from service.engine.forward.model_forward import ExecutionConfig, ModelForward, Network, ShapePolicy
+from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, known_rows
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampler import Sampler
-from service.engine.forward.warm_up import WarmUpRows, needed_sizes
+from service.engine.forward.warm_up import WarmUpRows
 from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
-from service.model.config import ModelConfig
 from service.model.device import free_bytes, is_out_of_memory, measure_peak
 from service.model.transfer import PackedTables
 
@@ -41,29 +41,12 @@ _PATIENCE = 256
 _EAGER_ROWS = 64
 
 
-class ModelRunner(Protocol):
-    """The runner of an engine."""
-
-    config: ModelConfig
-    device: torch.device
-    model: ModelForward  # the networks, their KV cache and their CUDA graphs
-    keeps_states: bool  # whether rows may be `after` earlier ones, whose results the host has not read
-
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
-        """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
-
-        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
-        """
-
-    def prepare(self, max_rows: int) -> None:
-        """Compiles the kernels and captures the CUDA graphs of all forwards of up to `max_rows` rows."""
-
-    def measure_bytes(self, max_rows: int) -> int:
-        """The bytes on CUDA that all graphs and the largest forward take beside the weights and the cache."""
-
-
 class CheckpointRunner:
-    """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none."""
+    """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none.
+
+    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may be `after` earlier
+    ones, whose results the host has not read.
+    """
 
     def __init__(
         self,
@@ -92,12 +75,18 @@ class CheckpointRunner:
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)
 
     def prepare(self, max_rows: int) -> None:
-        """Does nothing on a CPU. A shape for which memory is too short has no graph."""
+        """Compiles the kernels and captures the CUDA graphs of all forwards of up to `max_rows` rows.
+
+        Does nothing on a CPU. A shape for which memory is too short has no graph.
+        """
         if self.device.type != "cuda":
             return
         start, free = time.monotonic(), free_bytes(self.device)
         graphs = self.model.graphs
-        sizes = needed_sizes(graphs.sizes, max_rows) if graphs is not None else [min(max_rows, _EAGER_ROWS)]
+        if graphs is None:
+            sizes = [min(max_rows, _EAGER_ROWS)]
+        else:
+            sizes = graphs.sizes[: bisect_left(graphs.sizes, max_rows) + 1]
         for rows in self._warm_up.shapes(sizes):
             self._compute_once(rows)
         for rows in self._warm_up.samplings():
@@ -117,6 +106,7 @@ class CheckpointRunner:
         self.model.eager_forwards = 0
 
     def measure_bytes(self, max_rows: int) -> int:
+        """The bytes on CUDA that all graphs and the largest forward take beside the weights and the cache."""
         free = free_bytes(self.device)
         self.prepare(max_rows)
         taken = max(0, free - free_bytes(self.device))
@@ -148,6 +138,10 @@ class CheckpointRunner:
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
+
+        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
+        """
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
         hidden, states = list[Tensor](), list[Tensor]()

@@ -7,7 +7,7 @@ rows of `lm_head` are multiplied: over a vocabulary of 151,936 the whole head ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -54,33 +54,31 @@ class Sampler:
         batch = SamplingBatch.from_rows(rows, length)
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
         collector = LogprobsCollector(batch, self._mask)
-        short = None if drafts is None else drafts.present[batch.row]
-        full_groups = self._groups(batch, None if short is None else np.flatnonzero(~short))
+        is_short = np.zeros(len(batch), np.bool_) if drafts is None else drafts.present[batch.row]
+        full_groups = self._groups(batch, np.flatnonzero(~is_short))
         parts = [_Part(at, self._full(of, tables, drafts, collector)) for at, of in full_groups]
-        if drafts is not None and short is not None:
+        if drafts is not None:
             head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
-            for at, of in self._groups(batch, np.flatnonzero(short)):
+            for at, of in self._groups(batch, np.flatnonzero(is_short)):
                 parts.append(_Part(at, drafts.plan_sample(of, tables, head, kernels=kernels)))
         planned = PlannedSampling(batch, parts, drafts, collector)
         if self._logits_sampler.keeps_logits and parts and has_states(rows):
             planned.reveal = plan_reveal(rows, batch, planned.indices, self._mask, tables)
         return planned
 
-    def _groups(self, batch: SamplingBatch, indices: Integers | None) -> Iterator[tuple[Integers, SamplingBatch]]:
-        if indices is None or len(indices) == len(batch):
-            groups = self._partition.positions(batch) if len(batch) else []
-            yield from ((group.indices, group.members) for group in groups)
-        elif len(indices):
-            groups = self._partition.positions(batch.select(indices))
-            yield from ((indices[group.indices], group.members) for group in groups)
+    def _groups(self, batch: SamplingBatch, indices: Integers) -> list[tuple[Integers, SamplingBatch]]:
+        if not len(indices):
+            return []
+        members = batch if len(indices) == len(batch) else batch.select(indices)
+        return [(indices[group.indices], group.members) for group in self._partition.positions(members)]
 
     def _full(
         self, batch: SamplingBatch, tables: PackedTables, drafts: DraftVocabulary | None, collector: LogprobsCollector
     ) -> SamplePart:
         positions = tables.add(batch.flat.astype(np.int32))
-        sample, collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
+        (sample, params), collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
-        locate = None if sample.params is None else plan_locate(batch, positions, sample.params, self._mask, tables)
+        locate = None if params is None else plan_locate(batch, positions, params, self._mask, tables)
 
         def sample_part(flat: Tensor, states: Tensor | None) -> Tensor:
             if locate is not None and states is not None:

@@ -96,13 +96,6 @@ class SamplingMetadata:
         return np.array([row.state.num_revealed for row in self.rows], np.int64)
 
     @cached_property
-    def masked_before(self) -> Integers:
-        """The number of masked positions before each position of a row, `[R, L]`."""
-        masked = np.array([row.state.tokens for row in self.rows], np.int64) == MASKED
-        before: Integers = masked.cumsum(1) - masked
-        return before
-
-    @cached_property
     def entropy(self) -> bool:
         return any(row.entropy for row in self.rows)
 
@@ -160,19 +153,9 @@ class SamplingBatch:
         return replace(self, row=self.row[indices], position=self.position[indices], token=self.token[indices])
 
     @property
-    def number(self) -> Integers:
-        """The number of masked positions before each position in its row."""
-        before: Integers = self.metadata.masked_before[self.row, self.position]
-        return before
-
-    @property
     def flat(self) -> Integers:
         """row * block length + position: the index into `[R * L]`."""
         return self.row * self.metadata.length + self.position
-
-    @property
-    def absolute_position(self) -> Integers:
-        return self.metadata.start[self.row] + self.position
 
     @property
     def chosen(self) -> NDArray[np.bool_]:

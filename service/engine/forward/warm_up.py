@@ -59,9 +59,3 @@ class WarmUpRows:
 
     def _row(self, index: int) -> Row:
         return masked_row(self._config, self._num_pages, index)
-
-
-def needed_sizes(sizes: list[int], max_rows: int) -> list[int]:
-    """Of the sizes of graphs, ascending, those that forwards of up to `max_rows` rows need."""
-    smaller = [size for size in sizes if size < max_rows]
-    return smaller + sizes[len(smaller) : len(smaller) + 1]

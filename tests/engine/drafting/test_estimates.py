@@ -15,18 +15,6 @@ def test_expected_gains_are_believed_at_first(price: float) -> None:
     assert Reliability().min_gain(price) == pytest.approx(price)
 
 
-def test_gains_that_fail_to_come_have_to_be_higher() -> None:
-    reliability = Reliability()
-    for expected in (0.15, 0.35, 0.55, 0.75, 0.93):
-        count(reliability, [(expected, 0)] * 600 + [(expected, 1)] * int(200 * expected))
-    assert reliability.min_gain(0.1) > 0.15
-    assert reliability.min_gain(0.1) < reliability.min_gain(0.15) < reliability.min_gain(0.9)
-    sure = [(0.995, 1)] * 50
-    before = reliability.min_gain(0.9)
-    count(reliability, sure)
-    assert 0.9 < reliability.min_gain(0.9) <= before
-
-
 def test_old_counts_lose_their_weight() -> None:
     reliability = Reliability()
     count(reliability, [(0.55, 0)] * 6000)

@@ -200,24 +200,23 @@ class TestMrpChoice:
             choice, taken = MrpChoice(), []
             for _ in range(128):
                 taken.append(choice.best(costs, 1, 16))
-                choice.count_request()
-            usual = taken[0]
-            assert sum(steps != usual for steps in taken) == wanted
+                choice.take(taken[-1])
+            assert sum(steps != taken[0] for steps in taken) == wanted
 
     def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
         choice = MrpChoice()
         assert choice.best(FREE, 1, 16) == 2
         for _ in range(500):
-            choice.count(2, [(0.3, 1)] + [(0.3, 0)] * 7)
-            choice.count(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
+            choice.take(2).count([(0.3, 1)] + [(0.3, 0)] * 7)
+            choice.take(0).count([(0.3, 1)] * 2 + [(0.3, 0)] * 6)
         assert choice.best(FREE, 1, 16) == 0
         for _ in range(500):
-            choice.count(1, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
+            choice.take(1).count([(0.3, 1)] * 4 + [(0.3, 0)] * 4)
         assert choice.best(FREE, 1, 16) == 1
 
     def test_mrp_forwards_that_searches_do_not_take_cost_nothing(self) -> None:
         choice, costs = MrpChoice(), replace(FREE, mrp=Curve(((1, 4.0), (256, 4.0))))
         assert choice.best(costs, 1, 16) == 0
         for _ in range(1000):
-            choice.count_search(1, 0)
+            choice.take(1).count_search(0)
         assert choice.best(costs, 1, 16) == 1

@@ -38,7 +38,7 @@ def batch_of(*positions: Position) -> SamplingBatch:
 
 def sample_by(sampler: LogitsSampler, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
     tables = PackedTables(logits.device)
-    sample = sampler.plan(batch, tables)
+    sample, _ = sampler.plan(batch, tables)
     tables.send()
     table, total = sample(logits)
     return readable(table), total

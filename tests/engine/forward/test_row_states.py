@@ -78,7 +78,7 @@ class Pages(PagedAttend):
         return self.tables
 
 
-@settings(max_examples=60, phases=NO_SHRINKING)
+@settings(max_examples=30, phases=NO_SHRINKING)
 @given(worlds(), st.integers(0, 2**31), st.booleans())
 def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, seed: int, shuffled: bool) -> None:
     named, with_states = world

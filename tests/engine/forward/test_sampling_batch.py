@@ -26,7 +26,7 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
     reads = SamplingBatch.from_rows([row((7, M, 8), rescore=(2, 0)), stored, row((M, 9, M), 4, rescore=(1,))], 3)
     assert entries(reads) == [(0, 1, -1), (2, 0, -1), (2, 2, -1), (0, 2, 8), (0, 0, 7), (2, 1, 9)]
     assert reads.flat.tolist() == [1, 6, 8, 2, 0, 7]
-    assert reads.absolute_position.tolist() == [1, 12, 14, 2, 0, 13]
+    assert (reads.metadata.start[reads.row] + reads.position).tolist() == [1, 12, 14, 2, 0, 13]
     assert reads.leftmost().tolist() == [True, True, False, False, False, False]
     assert entries(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
 
