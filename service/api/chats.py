@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from service.api.parse import Prompt, RequestContext, constraint_of
-from service.api.protocol import CommonFields, Json
+from service.api.protocol import DecodingFields, Json
 from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.errors import InvalidRequest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
@@ -24,7 +24,7 @@ class Chat:
     think_param: str = "thinking"  # the field of the request that says whether to think, for errors
 
 
-def chat_prompt(body: CommonFields, chat: Chat, context: RequestContext) -> tuple[Prompt, AnswerFormat]:
+def chat_prompt(body: DecodingFields, chat: Chat, context: RequestContext) -> tuple[Prompt, AnswerFormat]:
     """The prompt of a chat, and the format of its answers.
 
     A constraint of the request holds after the thinking, and where no tool is called. A checkpoint that cannot think

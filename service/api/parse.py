@@ -32,7 +32,7 @@ from service.settings.defaults import DEFAULT_MAX_TOKENS
 _CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
 #: the fields that `SamplingParams` has under the same name
-_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.CommonFields.model_fields)
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.DecodingFields.model_fields)
 #: blocks of a whole answer that come in one chunk
 TOGETHER = 16
 
@@ -105,7 +105,7 @@ def _without_further_fields(
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
-    if not extra or ignored.strict or any(path[0] in protocol.CommonFields.model_fields for path in extra):
+    if not extra or ignored.strict or any(path[0] in protocol.DecodingFields.model_fields for path in extra):
         raise explain(error.errors(include_url=False), schema) from None
     try:
         request = schema.model_validate(fields, extra="ignore")
@@ -206,7 +206,7 @@ class OutputParams:
 
 
 def to_replica_request(
-    body: protocol.CommonFields, context: RequestContext, prompt: Prompt, output: OutputParams
+    body: protocol.DecodingFields, context: RequestContext, prompt: Prompt, output: OutputParams
 ) -> ReplicaRequest:
     """The request for a replica. InvalidRequest if the body is over the server's limits."""
     limit = output.max_new_tokens or context.default_max_tokens
@@ -267,7 +267,7 @@ def sharing_of(body: protocol.QueueFields, context: RequestContext) -> Sharing:
     )
 
 
-def _sampling_of(body: protocol.CommonFields) -> SamplingParams:
+def _sampling_of(body: protocol.DecodingFields) -> SamplingParams:
     fields = {name: getattr(body, name) for name in _SAMPLING}
     seed = secrets.randbits(53) if body.seed is None else body.seed
     return SamplingParams(**fields | {"seed": seed, "top_k": min(body.top_k, protocol.MAX_INTEGER)})
@@ -287,7 +287,7 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _mode_of(body: protocol.CommonFields, card: ModelCard) -> Mode:
+def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> Mode:
     """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
     if body.quality is not None:
         plan = card.quality.plan(body.quality, body.temperature)
@@ -296,7 +296,7 @@ def _mode_of(body: protocol.CommonFields, card: ModelCard) -> Mode:
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
 
 
-def constraint_of(body: protocol.CommonFields) -> Constraint | None:
+def constraint_of(body: protocol.DecodingFields) -> Constraint | None:
     """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
     names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
     if len(names) > 1:
@@ -311,7 +311,7 @@ def constraint_of(body: protocol.CommonFields) -> Constraint | None:
     return constraint
 
 
-def _constraint(body: protocol.CommonFields) -> Constraint | None:
+def _constraint(body: protocol.DecodingFields) -> Constraint | None:
     if body.regex is not None:
         return Constraint.regex(body.regex)
     if body.choice is not None:

@@ -94,7 +94,7 @@ def gate(make_generator: MakeGenerator) -> Iterator[EngineGate]:
 @pytest.fixture(scope="session")
 def byte_checkpoint(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The golden one with one token a byte: a random model writes broken and whole characters over all borders."""
-    folder = tmp_path_factory.mktemp("bytes")
+    folder = tmp_path_factory.mktemp("bytes") / Path(settings.model).name
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
