@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from service.api.parse import Prompt, RequestContext, constraint_of
+from service.api.parse import OutputParams, Prompt, RequestContext, constraint_of, to_replica_request
 from service.api.protocol import DecodingFields, Json
 from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.errors import InvalidRequest
+from service.messages.wire import ReplicaRequest
 from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
 
@@ -24,8 +25,10 @@ class Chat:
     think_param: str = "thinking"  # the field of the request that says whether to think, for errors
 
 
-def chat_prompt(body: DecodingFields, chat: Chat, context: RequestContext) -> tuple[Prompt, AnswerFormat]:
-    """The prompt of a chat, and the format of its answers.
+def chat_request(
+    body: DecodingFields, chat: Chat, context: RequestContext, output: OutputParams
+) -> tuple[ReplicaRequest, AnswerFormat]:
+    """The request of a chat for a replica, and the format of its answers.
 
     A constraint of the request holds after the thinking, and where no tool is called. A checkpoint that cannot think
     answers without. InvalidRequest if the checkpoint cannot be given tools, or cannot do without thinking.
@@ -50,7 +53,7 @@ def chat_prompt(body: DecodingFields, chat: Chat, context: RequestContext) -> tu
     if card.thinking is None or not card.thinking.switch:
         think = None
     prompt = Prompt(messages=chat.messages, tools=tools, think=think, constraint=constraint)
-    return prompt, AnswerFormat(tool_format, thinking)
+    return to_replica_request(body, context, prompt, output), AnswerFormat(tool_format, thinking)
 
 
 def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begun"]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from service.api.answers import (
     BlockFrame,
@@ -149,14 +150,9 @@ def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> 
             messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
             constraint=constraint_of(request),
         ),
-        OutputParams(
-            max_new_tokens=request.max_new_tokens,
-            shorten=False,
-            stream=request.stream,
-            stream_steps=request.stream_steps,
-            return_step_map=request.return_step_map,
-        ),
+        OutputParams(request.max_new_tokens, shorten=False, stream=request.stream),
     )
+    first = replace(first, stream_steps=request.stream_steps)
     requests = [first, *(further_request(first, index) for index in range(1, request.n))]
     return GenerateBuilder(requests, context.card.name, stream=request.stream)
 

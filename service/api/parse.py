@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from pydantic import ValidationError
 
 from service.api import protocol
@@ -180,9 +181,8 @@ def check_model(name: str, card: ModelCard) -> None:
 # --- the request for a replica ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text, token ids or a chat to be continued, and the constraint of the answer."""
+class Prompt(Struct, frozen=True):
+    """A text, token ids or a chat to be continued, and the constraint of the answer. Fields of `ReplicaRequest`."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -201,8 +201,6 @@ class OutputParams:
     shorten: bool = True
     stream: bool = False
     logprobs: int | None = None  # top log-probabilities per token, None for no log-probabilities
-    return_step_map: bool = False
-    stream_steps: bool = False
 
 
 def to_replica_request(
@@ -224,12 +222,6 @@ def to_replica_request(
         max_new_tokens=min(limit, context.card.max_model_len) if shorten else limit,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
-        text=prompt.text,
-        token_ids=prompt.token_ids,
-        messages=prompt.messages,
-        tools=prompt.tools,
-        think=prompt.think,
-        constraint=prompt.constraint,
         origin=context.origin,
         weights=context.weights,
         quality=body.quality or "",
@@ -238,14 +230,14 @@ def to_replica_request(
         stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= protocol.MAX_INTEGER),
         ignore_eos=body.ignore_eos,
         return_trace=body.return_trace,
-        stream_steps=output.stream_steps,
         return_pieces=output.logprobs is not None,
-        return_step_map=output.return_step_map,
+        return_step_map=isinstance(body, protocol.StepMapField) and body.return_step_map,
         sharing=sharing_of(body, context),
         session=body.prompt_cache_key or "",
         shorten=shorten,
         top_logprobs=output.logprobs or 0,
         together=1 if output.stream else TOGETHER,
+        **asdict(prompt),
     )
 
 

@@ -153,7 +153,7 @@ class OutputConfig(LenientModel):
 
 
 class PromptRequest(ApiBody):
-    """The fields that both routes have."""
+    """POST /v1/messages/count_tokens: the fields that both routes have."""
 
     MAX_TEMPERATURE = 1
 
@@ -174,10 +174,6 @@ class MessagesRequest(PromptRequest):
 
     max_tokens: int = Field(ge=1, le=MAX_NEW_TOKENS, description="may be more than the model's length leaves")
     stream: bool = Field(False, description="server-sent events as Anthropic's client reads them")
-
-
-class CountRequest(PromptRequest):
-    """POST /v1/messages/count_tokens."""
 
 
 # --- the answers -----------------------------------------------------------------------------------

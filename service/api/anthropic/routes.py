@@ -7,21 +7,13 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
-from service.api.chats import Chat, chat_prompt
+from service.api.chats import Chat, chat_request
 from service.api.content import check_last_turn
 from service.api.driver import JsonAnswer, Upstream, locked, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
 from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
-from service.api.parse import (
-    OutputParams,
-    RequestContext,
-    parse_body,
-    parse_json,
-    to_replica_request,
-    with_form,
-    with_types_served,
-)
+from service.api.parse import OutputParams, RequestContext, parse_body, parse_json, with_form, with_types_served
 from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.messages.replica_status import ModelCard
@@ -74,7 +66,7 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
     async def messages(request: Request) -> Response:
         return _with_id(await respond(parse_messages, upstream, request), request)
 
-    @router.post("/messages/count_tokens", **counted, **model_docs(protocol.CountRequest, _CHAT))
+    @router.post("/messages/count_tokens", **counted, **model_docs(protocol.PromptRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
         body, context = parse_json(await request.body()), await upstream.context(request)
         replica_request = parse_count(body, context)
@@ -93,17 +85,16 @@ def _with_id(response: Response, request: Request) -> Response:
 def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
     """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
     request = _with_form(_parse(body, protocol.MessagesRequest, context))
-    prompt, answer_format = chat_prompt(request, _chat(request, context.card), context)
-    output = OutputParams(max_new_tokens=request.max_tokens, stream=request.stream)
-    replica_request = to_replica_request(request, context, prompt, output)
+    output = OutputParams(request.max_tokens, stream=request.stream)
+    replica_request, answer_format = chat_request(request, _chat(request, context.card), context, output)
     return MessageBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above."""
-    request = _parse(body, protocol.CountRequest, context)
-    prompt, _ = chat_prompt(request, _chat(request, context.card), context)
-    return to_replica_request(request, context, prompt, OutputParams(max_new_tokens=1, shorten=False))
+    request = _parse(body, protocol.PromptRequest, context)
+    output = OutputParams(1, shorten=False)
+    return chat_request(request, _chat(request, context.card), context, output)[0]
 
 
 def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext) -> _MessagesBody:

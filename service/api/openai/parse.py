@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from service.api.chats import Chat, chat_prompt
+from service.api.chats import Chat, chat_request
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai import protocol
@@ -100,12 +100,8 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
     _check_completion(request)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
     prompt = Prompt(**_prompt(prompts[0]), constraint=constraint_of(request))
-    output = OutputParams(
-        max_new_tokens=request.max_tokens or _COMPLETION_TOKENS,
-        stream=request.stream,
-        logprobs=request.logprobs,
-        return_step_map=request.return_step_map,
-    )
+    limit = request.max_tokens or _COMPLETION_TOKENS
+    output = OutputParams(limit, stream=request.stream, logprobs=request.logprobs)
     replica_request = to_replica_request(request, context, prompt, output)
     further = [further_request(replica_request, index, **_prompt(prompts[index])) for index in range(1, len(prompts))]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
@@ -130,14 +126,8 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = Chat(for_template(request.messages), _tool_use(request), *thinks)
-    prompt, answer_format = chat_prompt(request, chat, context)
-    output = OutputParams(
-        max_new_tokens=limits.pop() if limits else None,
-        stream=request.stream,
-        logprobs=alternatives,
-        return_step_map=request.return_step_map,
-    )
-    replica_request = to_replica_request(request, context, prompt, output)
+    output = OutputParams(limits.pop() if limits else None, stream=request.stream, logprobs=alternatives)
+    replica_request, answer_format = chat_request(request, chat, context, output)
     further = [further_request(replica_request, index) for index in range(1, request.n)]
     options = _options(request, alternatives, answer_format)
     return ChatBuilder([replica_request, *further], context.card.name, options)

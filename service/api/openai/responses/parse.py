@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from service.api.chats import Chat, chat_prompt
+from service.api.chats import Chat, chat_request
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
 from service.api.openai.responses import protocol
 from service.api.openai.responses.builder import ResponsesBuilder
-from service.api.parse import OutputParams, RequestContext, parse_body, to_replica_request, with_form, with_types_served
+from service.api.parse import OutputParams, RequestContext, parse_body, with_form, with_types_served
 from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse, assistant_message, tool_message
@@ -45,9 +45,8 @@ def parse_responses(body: Mapping[str, Any], context: RequestContext) -> Respons
     thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
     chat = Chat(messages, _tool_use(request), thinks, "reasoning.effort")
-    prompt, answer_format = chat_prompt(request, chat, context)
-    output = OutputParams(max_new_tokens=request.max_output_tokens, stream=request.stream)
-    replica_request = to_replica_request(request, context, prompt, output)
+    output = OutputParams(request.max_output_tokens, stream=request.stream)
+    replica_request, answer_format = chat_request(request, chat, context, output)
     return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
 
 
