@@ -11,7 +11,7 @@ from service.api.protocol import DecodingFields, Json
 from service.constraints.constraint import CallTexts, Constraint, Preamble, ToolCallForm
 from service.errors import InvalidRequest
 from service.messages.wire import ReplicaRequest
-from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
+from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse, tool_message
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
 
 
@@ -54,6 +54,19 @@ def chat_request(
         think = None
     prompt = Prompt(messages=chat.messages, tools=tools, think=think, constraint=constraint)
     return to_replica_request(body, context, prompt, output), AnswerFormat(tool_format, thinking)
+
+
+def tool_result(call_id: str, called: Mapping[str, str], content: str, param: str) -> Json:
+    """The result of a call as chat templates take it. `called`: id -> name of the calls before.
+
+    InvalidRequest if none of them has the id, which the field `param` gives.
+    """
+    if call_id not in called:
+        raise InvalidRequest(
+            f"{param} is {call_id[:80]!r}, no call before has this id; send the whole conversation, nothing is stored",
+            param=param,
+        )
+    return tool_message(call_id, called[call_id], content)
 
 
 def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begun"]:

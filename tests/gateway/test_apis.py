@@ -204,7 +204,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input", "no message"),
         ({"input": user([{"type": "input_image"}])}, "input.0.content.0", "reads text only"),
-        ({"input": user([{"type": "input_text"}])}, "input.0.message.content.0.text", "text"),
+        ({"input": user([{"type": "input_text"}])}, "input.0.message.content", "part 0 is none"),
         ({"tools": [ADD]}, "tools", "tools are given, and"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "is missing"),

@@ -1,27 +1,29 @@
 """The bodies of Anthropic's routes and their answers, with the fields that all APIs have and this service's own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from service.api.answers import DecodedStats
-from service.api.content import part_text, past_arguments
+from service.api.content import joined, part_text, past_arguments
 from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel, ToolName
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
 # --- messages --------------------------------------------------------------------------------------
 
-
+#: the text between the texts of two blocks
+BETWEEN: Final = "\n"
 #: types of blocks that are not texts
 _BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
 
 
 def _blocks_of(content: object) -> object:
     """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped."""
-    if content is None or isinstance(content, str):
+    if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [block for block in map(_block_of, content) if block] if isinstance(content, list) else content
 
@@ -67,9 +69,8 @@ class ToolUseBlock(LenientModel):
     input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])]
 
 
-TextBlocks = Annotated[
-    list[TextBlock], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[TextBlock])
-]
+#: the texts of blocks are joined by line ends
+Lines = Annotated[str, BeforeValidator(partial(joined, between=BETWEEN), json_schema_input_type=str | list[TextBlock])]
 
 
 class ToolResultBlock(LenientModel):
@@ -77,7 +78,7 @@ class ToolResultBlock(LenientModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks = []  # noqa: RUF012 - pydantic copies it
+    content: Lines = ""
 
 
 MessageBlock = Annotated[
@@ -160,7 +161,7 @@ class PromptRequest(ApiBody):
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
     )
-    system: TextBlocks = Field([], description="a text or blocks of text")
+    system: Lines = Field("", description="a text or blocks of text")
     tools: Tools = Field([], description="tools that the model may call")
     tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")

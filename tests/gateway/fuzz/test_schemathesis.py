@@ -66,7 +66,6 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|which is none of the tools"
     r"|there are no tools"
     r"|allowed is 'object'"
-    r"|which is the id of no call"
     r"|reasoning_effort is '\w+' and chat_template_kwargs"
 )
 

@@ -7,44 +7,21 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from service.api.answers import DecodedStats
-from service.api.content import part_text, past_arguments
-from service.api.openai.protocol import ONE_ERROR, Effort
-from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StrictModel, ToolName
+from service.api.content import Text, past_arguments
+from service.api.openai.protocol import ONE_ERROR, Effort, FunctionSpec, NamedFunction
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StrictModel
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
 # --- the items of `input` --------------------------------------------------------------------------
 
 
-class ContentPart(LenientModel):
-    """A part of a content. Other fields, such as `annotations`, are ignored."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-def _parts_of(content: object) -> object:
-    """The parts of a content: its texts, and placeholders of other parts."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [{"type": "input_text", "text": content}]
-    if not isinstance(content, list) or None in (texts := [part_text(part) for part in content]):
-        return content
-    return [{"type": "input_text", "text": text} for text in texts if text]
-
-
-ContentParts = Annotated[
-    list[ContentPart], Field(fail_fast=True), BeforeValidator(_parts_of, json_schema_input_type=str | list[ContentPart])
-]
-
-
 class MessageItem(LenientModel):
     """A message. `type` may be left out."""
 
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: ContentParts
+    content: Text
 
 
 class CallItem(LenientModel):
@@ -61,7 +38,7 @@ class ResultItem(LenientModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: ContentParts
+    output: Text
 
 
 class ThoughtPart(LenientModel):
@@ -93,38 +70,26 @@ def _with_type(item: object) -> object:
     return item
 
 
-class Untyped(LenientModel):
-    """A message without `type`, for the documentation."""
-
-    role: Literal["user", "assistant", "system", "developer"]
-    content: ContentParts
-
-
 _Typed = MessageItem | CallItem | ResultItem | ReasoningItem
 InputItem = Annotated[
     Annotated[_Typed, Field(discriminator="type")],
-    BeforeValidator(_with_type, json_schema_input_type=_Typed | Untyped),
+    BeforeValidator(_with_type, json_schema_input_type=_Typed),
 ]
 
 
 # --- the body --------------------------------------------------------------------------------------
 
 
-class FunctionTool(StrictModel):
-    """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
+class FunctionTool(FunctionSpec):
+    """A function that the model may call."""
 
     type: Literal["function"] = "function"
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
-    strict: bool | None = None
 
 
-class FunctionChoice(StrictModel):
-    """A function by its name."""
+class FunctionChoice(NamedFunction):
+    """The one tool that is called, or one of those that may be."""
 
     type: Literal["function"]
-    name: str
 
 
 class AllowedFunctions(StrictModel):
