@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats
+from service.api.answers import Decoded
 from service.api.content import joined, part_text, past_arguments
 from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel, ToolName
 from service.messages.wire import TraceStep
@@ -225,12 +225,10 @@ class MessageStop(TypedDict):
     stop_sequence: str | None
 
 
-class MessageExtras(TypedDict):
+class MessageExtras(Decoded):
     """The fields that this service adds."""
 
-    stats: DecodedStats
     trace: NotRequired[Sequence[TraceStep]]
-    constraint_met: NotRequired[bool | None]
 
 
 class MessageHead(TypedDict):

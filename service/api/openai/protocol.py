@@ -7,7 +7,7 @@ from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWr
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats, Met, Traced, Usage
+from service.api.answers import Decoded, Traced, Usage
 from service.api.openai.chat import ReceivedMessage
 from service.api.protocol import (
     MAX_ANSWERS,
@@ -198,14 +198,17 @@ class ChoiceTokens(Traced):
     token_ids: Sequence[int]
 
 
-class ChoiceEnd(ChoiceTokens, Met):
-    """The end of a choice, on both routes."""
+class ChoiceEnd(Decoded):
+    """The end of a choice."""
 
     finish_reason: FinishReasonName
-    stats: DecodedStats
 
 
-class TextChoice(ChoiceEnd):
+class WholeChoice(ChoiceTokens, ChoiceEnd):
+    """The tokens and the end of a choice, on both routes."""
+
+
+class TextChoice(WholeChoice):
     """A choice of a completion."""
 
     index: int
@@ -237,7 +240,7 @@ class AssistantMessage(TypedDict):
     tool_calls: NotRequired[list[ToolCallOfMessage]]
 
 
-class MessageChoice(ChoiceEnd):
+class MessageChoice(WholeChoice):
     """A choice of a chat completion."""
 
     index: int

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats
+from service.api.answers import DecodedStats, Met
 from service.api.content import Text, past_arguments
 from service.api.openai.protocol import ONE_ERROR, Effort, FunctionSpec, NamedFunction
 from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StrictModel
@@ -189,7 +189,7 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
-class ResponseObject(TypedDict):
+class ResponseObject(Met):
     """The answer of POST /v1/responses. Until it has ended, it has no usage and no statistics."""
 
     id: str
@@ -225,5 +225,4 @@ class ResponseObject(TypedDict):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     stats: NotRequired[DecodedStats]
-    constraint_met: NotRequired[bool | None]
     trace: NotRequired[Sequence[TraceStep]]
