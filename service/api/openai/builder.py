@@ -10,7 +10,6 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
 from typing import ClassVar, Final, Generic, TypeVar
@@ -33,17 +32,6 @@ _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
 _Choice = TypeVar("_Choice", protocol.TextChoice, protocol.MessageChoice)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """The form of the answers to one request."""
-
-    stream: bool
-    n: int  # choices per prompt
-    include_usage: bool
-    alternatives: int | None  # top log-probabilities per token, None for none
-    answer_format: tools.AnswerFormat  # the format of the model's text
-
-
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     """The common part of both routes. `requests`: one per choice."""
 
@@ -52,10 +40,17 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     _OBJECT: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
-    def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
-        super().__init__(requests, stream=options.stream)
-        self._options = options
-        self._parsers = [tools.OutputParser(options.answer_format) for _ in requests]
+    def __init__(
+        self,
+        requests: Sequence[ReplicaRequest],
+        model: str,
+        body: protocol.OpenAiRequest,
+        answer_format: tools.AnswerFormat,
+    ) -> None:
+        """`answer_format`: the format of the model's text."""
+        super().__init__(requests, stream=body.stream)
+        self._body, self._format = body, answer_format
+        self._parsers = [tools.OutputParser(answer_format) for _ in requests]
         self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + requests[0].request_id
@@ -90,7 +85,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = tools.parse_output(self._options.answer_format, answer.text)
+            read = tools.parse_output(self._format, answer.text)
             end = self._end(index, answer.ending, read.called)
             choices.append(self._choice(index, read, {**self._tokens(index, answer), **end}))
             await asyncio.sleep(0)
@@ -110,7 +105,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._contents(self._parsers[index].push(chunk.text))
         if not parts:
-            plain = self._options.answer_format.plain
+            plain = self._format.plain
             parts = self._contents([tools.ContentDelta("")]) if plain else [self._empty_content()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
@@ -123,7 +118,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         return b"".join([*rest, self._frame(index, self._empty_content(), end)])
 
     def finish(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._body.include_usage:
             return DONE
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
 
@@ -135,12 +130,12 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
-        usage = {"usage": None} if self._options.include_usage else {}
+        usage = {"usage": None} if self._body.include_usage else {}
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
 
     def _tokens(self, index: int, part: Answer | Chunk) -> protocol.ChoiceTokens:
         logprobs = None
-        if self._options.alternatives is not None:
+        if self._body.alternatives is not None:
             lengths = (len(piece.delta) for piece in part.pieces)
             *offsets, self._written[index] = accumulate(lengths, initial=self._written[index])
             logprobs = self._logprobs(part.pieces, [token.logprob for token in part.step_map], offsets)
@@ -148,7 +143,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def _usage(self) -> protocol.OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
-        firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
+        firsts = [ending for index, ending in self._endings.items() if index % self._body.n == 0]
         prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in self._endings.values())
         return {
@@ -162,19 +157,18 @@ class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
 
     _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(
-        self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
-    ) -> None:
-        """`echoes`: the text before each choice."""
-        super().__init__(requests, model, options)
-        self._echoes = echoes
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, body: protocol.CompletionRequest) -> None:
+        super().__init__(requests, model, body, tools.AnswerFormat())
+        self._echoes = body.echo  # whether the prompt stands before a choice
 
     def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.WholeChoice) -> protocol.TextChoice:
-        return {"index": index, "text": self._echoes[index] + read.content, **end}
+        return {"index": index, "text": self._echo(index) + read.content, **end}
 
     def _first_content(self, index: int) -> Json | None:
-        echo = self._echoes[index]
-        return {"text": echo} if echo else None
+        return {"text": echo} if (echo := self._echo(index)) else None
+
+    def _echo(self, index: int) -> str:
+        return (self.requests[index].text or "") if self._echoes else ""
 
     def _content(self, event: tools.OutputEvent) -> Json | None:
         return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
@@ -187,7 +181,7 @@ class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
         return {
             "tokens": [piece.text for piece in pieces],
             "token_logprobs": logprobs,
-            "top_logprobs": [*likeliest] if self._options.alternatives else None,
+            "top_logprobs": [*likeliest] if self._body.alternatives else None,
             "text_offset": offsets,
         }
 
@@ -199,7 +193,7 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
 
     def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.WholeChoice) -> protocol.MessageChoice:
         message: protocol.AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
-        if self._options.answer_format.thinking != "no":
+        if self._format.thinking != "no":
             message["reasoning_content"] = read.reasoning or None
         if read.calls:
             message["content"] = read.content or None
@@ -211,7 +205,7 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
 
     def _first_content(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
-        return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
+        return {"delta": {"role": "assistant", "content": None if self._format.format else ""}}
 
     def _content(self, event: tools.OutputEvent) -> Json | None:
         match event:
@@ -235,7 +229,7 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
         for piece, logprob in zip(pieces, logprobs, strict=True):
             chosen = _record(piece, logprob)
             likeliest = [_record(other, min(0.0, other.logprob)) for other in piece.top_logprobs]
-            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._options.alternatives else []})
+            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._body.alternatives else []})
         return {"content": content, "refusal": None}
 
 
