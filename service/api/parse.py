@@ -86,9 +86,6 @@ def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyField
 
 def validate_body(fields: Mapping[str, Any], schema: type[_Validated], context: RequestContext) -> _Validated:
     """The fields as a typed body, validated once. Raises InvalidRequest or UnknownModel with the reason."""
-    for name, info in schema.model_fields.items():
-        if info.is_required() and name not in fields:
-            raise InvalidRequest(f"{name} is missing", param=name)
     try:
         request = schema.model_validate(fields)
     except ValidationError as error:

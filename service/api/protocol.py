@@ -5,9 +5,7 @@ A mode's knobs are the fields of its class. The engine checks ranges that depend
 
 from __future__ import annotations
 
-from functools import cache
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -81,29 +79,10 @@ class BodyModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: object) -> object:
+        """Fields that take any number read a whole one as it is."""
         if not isinstance(value, dict):
             return value
-        whole = _whole_number_fields(cls)
-        return {name: whole_number(item) if name in whole else item for name, item in value.items() if item is not None}
-
-
-@cache
-def _whole_number_fields(model: type[BaseModel]) -> frozenset[str]:
-    """The names of the fields that take whole numbers or lists of them, and no other numbers."""
-    return frozenset(
-        field.alias or name
-        for name, field in model.model_fields.items()
-        if int in (kinds := _kinds(field.annotation)) and float not in kinds
-    )
-
-
-def _kinds(annotation: Any) -> set[object]:
-    """The plain types that a type contains, within unions and lists."""
-    if get_origin(annotation) is Annotated:
-        return _kinds(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType, list}:
-        return {kind for argument in get_args(annotation) for kind in _kinds(argument)}
-    return {annotation}
+        return {name: whole_number(item) for name, item in value.items() if item is not None}
 
 
 def whole_number(value: object) -> object:

@@ -134,9 +134,6 @@ class ThinkingParam(LenientModel):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
-Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
 # --- the bodies ------------------------------------------------------------------------------------
 
 
@@ -162,7 +159,9 @@ class PromptRequest(ApiBody):
         description="the last one is not an assistant's"
     )
     system: Lines = Field("", description="a text or blocks of text")
-    tools: Tools = Field([], description="tools that the model may call")
+    tools: Annotated[list[ToolParam], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_TOOLS, description="tools that the model may call"
+    )
     tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
     output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
@@ -182,31 +181,19 @@ class MessagesRequest(PromptRequest):
 StopReason = Literal["end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded"]
 
 
-class TextContent(TypedDict):
-    """A block of text."""
+class ContentBlock(TypedDict):
+    """A block of text, of thinking before the answer, or a call of a tool. Each kind has some of the fields.
 
-    type: Literal["text"]
-    text: str
+    There is no signature of thinking.
+    """
 
-
-class ThinkingContent(TypedDict):
-    """The thinking before the answer. There is no signature."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str
-
-
-class ToolUseContent(TypedDict):
-    """A call of a tool."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: Json
-
-
-ContentBlock = TextContent | ThinkingContent | ToolUseContent
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[Json]
 
 
 class MessageUsage(TypedDict):

@@ -71,7 +71,7 @@ def _with_form(request: protocol.ResponsesRequest) -> protocol.ResponsesRequest:
     form = request.text.format if request.text else None
     if form is None or form.type == "text":
         return request
-    schema = JsonSchemaFormat(schema=form.schema_, strict=form.strict) if form.type == "json_schema" else None
+    schema = form if isinstance(form, JsonSchemaFormat) else None
     return with_form(request, ResponseFormat(type=form.type, json_schema=schema), "text.format")
 
 

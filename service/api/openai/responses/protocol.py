@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from service.api.answers import DecodedStats, Met
 from service.api.content import Text, past_arguments
 from service.api.openai.protocol import ONE_ERROR, Effort, FunctionSpec, NamedFunction
-from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StrictModel
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, JsonSchemaFormat, LenientModel, StrictModel
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
@@ -106,14 +106,11 @@ class PlainFormat(StrictModel):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(StrictModel):
-    """JSON that fits a schema. `strict`: unsupported keywords are refused, else ignored."""
+class SchemaFormat(JsonSchemaFormat):
+    """JSON that fits a schema."""
 
     type: Literal["json_schema"]
-    name: str | None = Field(None, max_length=64)
-    description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class TextOptions(LenientModel):
