@@ -13,13 +13,8 @@ from pydantic_core import PydanticCustomError
 from service.constraints.json_text import read_json_part
 from service.errors import InvalidRequest
 
-#: type of a part -> the field with its text
-_TEXTS: Final = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+#: types of parts with a text
+_TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 #: type of a part that a text model cannot read -> its name in the placeholder
 _UNREADABLE: Final = {
     "audio_url": "audio",
@@ -64,7 +59,7 @@ def part_text(part: object) -> str | None:
     if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
         return None
     if kind in _TEXTS:
-        text = part.get(_TEXTS[kind])
+        text = part.get("refusal" if kind == "refusal" else "text")
         return text if isinstance(text, str) else None
     return f"[{_UNREADABLE[kind]} not shown: this model reads text only]" if kind in _UNREADABLE else ""
 

@@ -29,8 +29,6 @@ from service.messages.replica_status import ModelCard
 from service.messages.wire import Origin, ReplicaRequest, Weights
 from service.settings.defaults import DEFAULT_MAX_TOKENS
 
-#: the fields that constrain an answer; the replica compiles the constraint
-_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
 #: the fields that `SamplingParams` has under the same name
 _SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.DecodingFields.model_fields)
@@ -285,31 +283,6 @@ def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> Mode:
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
 
 
-def constraint_of(body: protocol.DecodingFields) -> Constraint | None:
-    """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
-    names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
-    if len(names) > 1:
-        raise InvalidRequest(
-            f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
-        )
-    constraint = _constraint(body)
-    if constraint is not None and body.ignore_eos:
-        raise InvalidRequest(
-            f"ignore_eos is true, which {names[0]} does not allow: the answer has an end", param="ignore_eos"
-        )
-    return constraint
-
-
-def _constraint(body: protocol.DecodingFields) -> Constraint | None:
-    if body.regex is not None:
-        return Constraint.regex(body.regex)
-    if body.choice is not None:
-        return Constraint.choice(body.choice)
-    if body.grammar is not None:
-        return Constraint.grammar(body.grammar)
-    return None if body.response_format is None else _of_format(body.response_format)
-
-
 def _of_format(form: protocol.ResponseFormat) -> Constraint | None:
     schema = form.json_schema
     for kind, name in (("json_schema", "json_schema"), ("structural_tag", "format")):
@@ -327,3 +300,29 @@ def _of_format(form: protocol.ResponseFormat) -> Constraint | None:
     if schema is None:
         return Constraint.json(None, "response_format")
     return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
+
+
+#: the fields that constrain an answer -> their constraints; the replica compiles them
+_CONSTRAINTS: Mapping[str, Callable[[Any], Constraint | None]] = {
+    "response_format": _of_format,
+    "regex": Constraint.regex,
+    "choice": Constraint.choice,
+    "grammar": Constraint.grammar,
+}
+
+
+def constraint_of(body: protocol.DecodingFields) -> Constraint | None:
+    """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
+    names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
+        )
+    for name in names:
+        constraint = _CONSTRAINTS[name](getattr(body, name))
+        if constraint is not None and body.ignore_eos:
+            raise InvalidRequest(
+                f"ignore_eos is true, which {name} does not allow: the answer has an end", param="ignore_eos"
+            )
+        return constraint
+    return None

@@ -19,7 +19,6 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
@@ -148,23 +147,8 @@ class JsonSchemaFormat(StrictModel):
     strict: bool | None = None
 
 
-#: the rule that `parse.py` checks, for readers of the OpenAPI document
-_ONLY_WITH_ITS_TYPE: JsonDict = {
-    "allOf": [
-        {
-            "if": {"properties": {"type": {"const": kind}}},
-            "then": {"required": [field], "properties": {field: {"type": "object"}}},
-            "else": {"properties": {field: {"type": "null"}}},
-        }
-        for kind, field in (("json_schema", "json_schema"), ("structural_tag", "format"))
-    ]
-}
-
-
 class ResponseFormat(StrictModel):
     """The form of the answer, as OpenAI names it. `json_object`: any JSON object. `structural_tag`: as in vLLM."""
-
-    model_config = ConfigDict(json_schema_extra=_ONLY_WITH_ITS_TYPE)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")

@@ -18,11 +18,14 @@ from service.text.tools.calls import MAX_TOOLS
 #: the text between the texts of two blocks
 BETWEEN: Final = "\n"
 #: types of blocks that are not texts
-_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
+_BLOCKS = frozenset({"thinking", "tool_result", "tool_use"})
 
 
 def _blocks_of(content: object) -> object:
-    """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped."""
+    """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped.
+
+    Thinking that nobody can read, `redacted_thinking`, is skipped, too.
+    """
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [block for block in map(_block_of, content) if block] if isinstance(content, list) else content
@@ -54,12 +57,6 @@ class ThinkingBlock(LenientModel):
     thinking: str
 
 
-class RedactedThinkingBlock(LenientModel):
-    """Thinking that nobody can read. It is left out."""
-
-    type: Literal["redacted_thinking"]
-
-
 class ToolUseBlock(LenientModel):
     """A call of a tool that the model made."""
 
@@ -81,9 +78,7 @@ class ToolResultBlock(LenientModel):
     content: Lines = ""
 
 
-MessageBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
-]
+MessageBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
 class MessageParam(StrictModel):
@@ -162,7 +157,7 @@ class PromptRequest(ApiBody):
     tools: Annotated[list[ToolParam], Field(fail_fast=True)] = Field(
         [], max_length=MAX_TOOLS, description="tools that the model may call"
     )
-    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] = AnyToolChoice(type="auto")
     thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
     output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
     output_format: OutputFormat | None = Field(None, description="older name of output_config.format")

@@ -25,12 +25,7 @@ _STREAM: Final = (
     "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
 )
 _CHAT: Final = {"model": "demo", "messages": [STORY]}
-_OF_ROLE: Final = {
-    "thinking": "assistant",
-    "redacted_thinking": "assistant",
-    "tool_use": "assistant",
-    "tool_result": "user",
-}
+_OF_ROLE: Final = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 
 _HINTS = frozenset(
     {
@@ -102,7 +97,7 @@ def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: Reques
 
 def _chat(request: protocol.PromptRequest, card: ModelCard) -> Chat:
     messages = for_template(request.system, request.messages)
-    return Chat(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+    return Chat(messages, _tool_use(request), _think(request.thinking, card))
 
 
 def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
@@ -113,21 +108,18 @@ def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
     return with_form(request, ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
 
-def _tool_use(
-    tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
-) -> ToolUse | None:
+def _tool_use(request: protocol.PromptRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = tuple(
+    choice = request.tool_choice
+    tools = tuple(
         Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"tools.{index}.input_schema")
-        for index, tool in enumerate(tools)
+        for index, tool in enumerate(request.tools)
     )
     if isinstance(choice, protocol.NamedToolChoice):
-        return ToolUse(functions, "required", (choice.name,), parallel=False)
-    if choice is None:
-        return ToolUse(functions) if functions else None
-    if choice.type == "any":
-        return ToolUse(functions, "required", parallel=not choice.disable_parallel_tool_use)
-    return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
+        return ToolUse(tools, "required", (choice.name,), parallel=False)
+    mode = "required" if choice.type == "any" else choice.type
+    parallel = not choice.disable_parallel_tool_use
+    return ToolUse(tools, mode, parallel=parallel) if tools or mode == "required" else None
 
 
 def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
 from service.api.answers import decoded_of
 from service.api.driver import ResponseBuilder
@@ -16,7 +16,7 @@ from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaReques
 from service.text import tools
 
 #: the request's fields that its response repeats
-_ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
+_ECHOED: Final = set(protocol.ResponseEcho.__annotations__)
 
 
 class ResponsesBuilder(ResponseBuilder):
@@ -78,15 +78,17 @@ class ResponsesBuilder(ResponseBuilder):
         response["incomplete_details"] = None if complete else {"reason": "max_output_tokens"}
         response["output"] = self._output.items
         response["usage"] = _usage(ending)
-        if self._replica_request.return_trace:
-            response["trace"] = self._trace
-        return {**response, **decoded_of(self._replica_request, ending)}
+        decoded = decoded_of(self._replica_request, ending)
+        whole: protocol.ResponseObject = {**response, **decoded, "trace": self._trace}
+        if not self._replica_request.return_trace:
+            del whole["trace"]
+        return whole
 
-    def _response(self, status: protocol.ItemStatus) -> protocol.ResponseObject:
-        replica_request = self._replica_request
+    def _response(self, status: protocol.ItemStatus) -> protocol.ResponseState:
         request = self._request.model_dump(mode="json", by_alias=True, include=_ECHOED)
         return {
-            "id": f"resp_{replica_request.request_id}",
+            **cast(protocol.ResponseEcho, request),
+            "id": f"resp_{self._replica_request.request_id}",
             "object": "response",
             "created_at": self._created,
             "completed_at": float(int(time.time())) if status == "completed" else None,
@@ -96,22 +98,9 @@ class ResponsesBuilder(ResponseBuilder):
             "incomplete_details": None,
             "model": self._model,
             "output": [],
-            "instructions": request["instructions"],
-            "max_output_tokens": self._request.max_output_tokens,
-            "metadata": request["metadata"],
-            "parallel_tool_calls": request["parallel_tool_calls"],
             "previous_response_id": None,
-            "prompt_cache_key": replica_request.session or None,
-            "reasoning": request["reasoning"],
             "service_tier": "default",
             "store": False,
-            "temperature": replica_request.sampling.temperature,
-            "text": request["text"] if request["text"] and request["text"]["format"] else {"format": {"type": "text"}},
-            "tool_choice": request["tool_choice"],
-            "tools": request["tools"],
-            "top_p": replica_request.sampling.top_p,
-            "frequency_penalty": replica_request.sampling.frequency_penalty,
-            "presence_penalty": replica_request.sampling.presence_penalty,
             "top_logprobs": 0,
             "max_tool_calls": None,
             "safety_identifier": None,

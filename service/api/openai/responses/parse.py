@@ -68,8 +68,8 @@ def _check_state(body: Mapping[str, Any]) -> None:
 
 
 def _with_form(request: protocol.ResponsesRequest) -> protocol.ResponsesRequest:
-    form = request.text.format if request.text else None
-    if form is None or form.type == "text":
+    form = request.text.format
+    if form.type == "text":
         return request
     schema = form if isinstance(form, JsonSchemaFormat) else None
     return with_form(request, ResponseFormat(type=form.type, json_schema=schema), "text.format")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats, Met
+from service.api.answers import Decoded
 from service.api.content import Text, past_arguments
 from service.api.openai.protocol import ONE_ERROR, Effort, FunctionSpec, NamedFunction
 from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, JsonSchemaFormat, LenientModel, StrictModel
@@ -116,7 +116,7 @@ class SchemaFormat(JsonSchemaFormat):
 class TextOptions(LenientModel):
     """The form of the answer. Other fields, such as `verbosity`, are ignored."""
 
-    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] = PlainFormat(type="text")
 
 
 class Reasoning(LenientModel):
@@ -147,7 +147,7 @@ class ResponsesRequest(ApiBody):
         description="may be more than the prompt leaves of the context; default: the rest of the context, up to the "
         "server's `default_max_tokens`",
     )
-    text: TextOptions | None = None
+    text: TextOptions = TextOptions()
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] = Field([], max_length=MAX_TOOLS)
     tool_choice: Annotated[Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions, ONE_ERROR] = "auto"
     parallel_tool_calls: bool = True
@@ -186,8 +186,26 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
-class ResponseObject(Met):
-    """The answer of POST /v1/responses. Until it has ended, it has no usage and no statistics."""
+class ResponseEcho(TypedDict):
+    """The fields of the request that the answer repeats."""
+
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    prompt_cache_key: str | None
+    reasoning: Json | None
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+
+
+class ResponseState(ResponseEcho):
+    """A response. Until it has ended, it has no usage."""
 
     id: str
     object: Literal["response"]
@@ -199,27 +217,18 @@ class ResponseObject(Met):
     incomplete_details: dict[str, str] | None
     model: str
     output: list[OutputItem]
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
     previous_response_id: None
-    prompt_cache_key: str | None
-    reasoning: Json | None
     service_tier: Literal["default"]
     store: Literal[False]
-    temperature: float
-    text: Json
-    tool_choice: str | Json
-    tools: list[Json]
-    top_p: float
-    frequency_penalty: float
-    presence_penalty: float
     top_logprobs: Literal[0]
     max_tool_calls: None
     safety_identifier: None
     user: None
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    stats: NotRequired[DecodedStats]
+
+
+class ResponseObject(ResponseState, Decoded):
+    """The answer of POST /v1/responses."""
+
     trace: NotRequired[Sequence[TraceStep]]
