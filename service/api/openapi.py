@@ -7,7 +7,7 @@ frame around it.
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -36,7 +36,6 @@ _POLICY: Final = (
 #: the headings of the page
 DECODING, OPENAI, ANTHROPIC, OPERATION = "Decoding", "OpenAI's API", "Anthropic's API", "Operation"
 
-_REF = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
     400: "a field is not allowed; the message names the value received and the allowed values",
     401: "an API key is required and missing or wrong",
@@ -53,11 +52,8 @@ API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
 STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
 
 
-def documented(telemetry: TelemetryConfig, *error_answers: type) -> FastAPI:
-    """An application without routes, whose documentation includes the request bodies.
-
-    `error_answers`: the types that routes give to `errors`, besides ErrorAnswer.
-    """
+def documented(telemetry: TelemetryConfig) -> FastAPI:
+    """An application without routes, whose documentation includes the models of `route_docs`."""
     app = FastAPI(
         title="mrp-serve",
         description="Block-diffusion language models with Multi-token Residual Prediction.",
@@ -67,33 +63,44 @@ def documented(telemetry: TelemetryConfig, *error_answers: type) -> FastAPI:
         redirect_slashes=False,
         telemetry=telemetry,
     )
-    app.router.routes.extend(docs_routes(app.title, lambda: _with_models(app.openapi(), error_answers)))
+    app.router.routes.extend(docs_routes(app.title, lambda: _with_models(app.openapi())))
     return app
 
 
-def _with_models(schema: dict[str, Any], error_answers: Sequence[type]) -> dict[str, Any]:
-    """FastAPI's schema with the types that FastAPI does not know."""
-    models = schema.setdefault("components", {}).setdefault("schemas", {})
-    for model in (BlockFrame, StepFrame, Done, ErrorAnswer, *error_answers):
-        made = TypeAdapter(model).json_schema(ref_template=_REF)
-        models.update(made.pop("$defs", {}) | {model.__name__: made})
-    return schema
+def _with_models(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the definitions of its answers, and of the frames of streams, as its components."""
+    schemas = [dict(_answer_schema(frame)) for frame in (BlockFrame, StepFrame, Done)]
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    for response in (response for operation in operations for response in operation["responses"].values()):
+        schemas += [media["schema"] for media in response.get("content", {}).values()]
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    for schema in schemas:
+        components |= schema.pop("$defs", {})
+    return document
+
+
+@cache
+def _answer_schema(answer: Any) -> dict[str, Any]:
+    """A reference to a schema, with the definitions. The result is cached and must not be changed.
+
+    FastAPI would build the type of an answer again for every route and application.
+    """
+    made = TypeAdapter(list[answer]).json_schema(ref_template="#/components/schemas/{model}")
+    return {**made["items"], "$defs": made["$defs"]}
 
 
 def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route.
-
-    They name their model, and `documented` adds it. FastAPI would build the given model again for each of them.
-    """
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    """The error answers of a route."""
+    content = {"application/json": {"schema": _answer_schema(model)}}
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
 def route_docs(summary: str, answer: Any, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
     """FastAPI's arguments for a route. `stream`: the description of its streams, if it has any."""
-    response: dict[str, Any] = {"model": answer}
+    content: dict[str, Any] = {"application/json": {"schema": _answer_schema(answer)}}
     if stream:
-        response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
+        content["text/event-stream"] = {"schema": {"description": stream}}
+    response = {"description": stream or "Successful Response", "content": content}
     return {"summary": summary, "response_class": JSONResponse, "responses": {200: response, **failed}}
 
 
