@@ -1,5 +1,7 @@
 """Bodies, fields and prompts that are refused: the status, the one shape of errors, and the message."""
 
+import codecs
+import gzip
 import json
 from typing import Any
 
@@ -27,6 +29,11 @@ NO_PROMPT: dict[str, Any] = {"prompt_token_ids": None}
         (b'{"prompt": "a", "max_new_tokens": ' + b"9" * 5000 + b"}", "the body is not JSON: number out of range"),
         (b"[1, 2]", "the body is [1, 2], a JSON object is expected"),
         (b"null", "the body is null, a JSON object is expected"),
+        (codecs.BOM_UTF8 * 2 + b"{}", "the body is not JSON"),
+        ('{"prompt": "a"}'.encode("utf-16"), "the body is not JSON"),
+        (gzip.compress(b"{}", mtime=0), "the body is not JSON"),
+        (b"{}\0", "the body is not JSON"),
+        (b"{}{}", "the body is not JSON"),
     ],
 )
 async def test_a_body_that_is_no_json_object_is_refused(http, content, text):
