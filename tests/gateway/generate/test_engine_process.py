@@ -23,7 +23,7 @@ from service.engine_process.messages import AT_REPLICA, EngineAlive
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
-from service.messages.wire import Chunk, Items, ReplicaRequest, Weights
+from service.messages.wire import Chunk, Weights
 from service.model import Checkpoint, load_checkpoint
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
@@ -32,7 +32,7 @@ from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from tests.gateway.conftest import UNMEASURED
-from tests.gateway.doubles import free, pipeline
+from tests.gateway.doubles import LosesFirst, free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.helpers import eventually, idle, over, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -182,19 +182,6 @@ async def test_a_paused_process_does_not_count_as_hung(remote):
 # --- ends ------------------------------------------------------------------------------------------
 
 
-class FirstAttempt(LocalBackend):
-    """First attempts go to one replica, the others to another."""
-
-    def __init__(self, first: Replica, other: Replica) -> None:
-        super().__init__(other)
-        self._first = LocalBackend(first)
-
-    async def stream(self, request: ReplicaRequest) -> Items:
-        async with aclosing((super() if request.attempt else self._first).stream(request)) as items:
-            async for item in items:
-                yield item
-
-
 async def assert_continued(first: Replica, other: Replica, kill: Callable[[], None]) -> None:
     """Kills a process of the first replica after the first block. The answer is that of an undisturbed replica."""
     reasons: list[str] = []
@@ -202,7 +189,9 @@ async def assert_continued(first: Replica, other: Replica, kill: Callable[[], No
     replica_request = replica_request_of(first.status().card, sampled)
     policy = FailoverPolicy(3, lambda error: reasons.append(error.code))
     tokens: list[int] = []
-    async with aclosing(pipeline(FirstAttempt(first, other), policy).stream(replica_request, free())) as items:
+    async with aclosing(
+        pipeline(LosesFirst(first, other, sys.maxsize), policy).stream(replica_request, free())
+    ) as items:
         async for item in items:
             if isinstance(item, Chunk):
                 if not tokens:
