@@ -115,8 +115,6 @@ def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
     """The schema of a body without references. The result is cached and must not be changed."""
     made = body.model_json_schema()
     resolved: dict[str, Any] = inlined(made, made.pop("$defs", {}))
-    if highest := getattr(body, "MAX_TEMPERATURE", None):
-        resolved["properties"]["temperature"] |= {"maximum": highest}
     return resolved
 
 

@@ -74,12 +74,7 @@ def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyField
     """
     served = fields.served(translated(body, context.ignored), schema, context.ignored)
     _check_mode(served, context.card.default_mode)
-    request = validate_body(served, schema, context)
-    if request.temperature > (highest := schema.MAX_TEMPERATURE):
-        raise InvalidRequest(
-            f"temperature is {request.temperature:g}, allowed are 0 to {highest:g}", param="temperature"
-        )
-    return request
+    return validate_body(served, schema, context)
 
 
 def validate_body(fields: Mapping[str, Any], schema: type[_Validated], context: RequestContext) -> _Validated:

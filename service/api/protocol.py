@@ -5,7 +5,7 @@ A mode's knobs are the fields of its class. The engine checks ranges that depend
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -232,8 +232,6 @@ class DecodingFields(QueueFields, _Knobs):
 
 class ApiBody(DecodingFields, NamedModel):
     """The fields of the APIs of other servers."""
-
-    MAX_TEMPERATURE: ClassVar[float]  # the API's limit; POST /generate allows higher temperatures
 
 
 class StepMapField(StrictModel):

@@ -161,7 +161,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"tools": [{"type": "function"}]}, "tools", "not served"),
         ({"max_new_tokens": 1}, "max_new_tokens", "use 'max_tokens'"),
         ({"messages": []}, "messages", "use 'prompt'"),
-        ({"temperature": 2.01}, "temperature", "temperature is 2.01, allowed are 0 to 2"),
+        ({"temperature": 2.01}, "temperature", "temperature is 2.01: Input should be less than or equal to 2"),
         ({"n": 64, "prompt": [[5], [6], [7]]}, "n", "192 answers, allowed are 128"),
         ({"prompt": [5] * 2048}, "max_tokens", "2048 prompt tokens and max_tokens 1 are 2049"),
         ({"prompt": [509]}, "prompt", "prompt has the mask token"),
@@ -212,7 +212,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
     ],
     MESSAGES: [
         ({"max_tokens": None}, "max_tokens", "max_tokens is missing"),
-        ({"temperature": 1.1}, "temperature", "temperature is 1.1, allowed are 0 to 1"),
+        ({"temperature": 1.1}, "temperature", "temperature is 1.1: Input should be less than or equal to 1"),
         ({"stop": "w1"}, "stop", "use 'stop_sequences'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice", "expected tags"),

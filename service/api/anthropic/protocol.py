@@ -148,8 +148,7 @@ class OutputConfig(LenientModel):
 class PromptRequest(ApiBody):
     """POST /v1/messages/count_tokens: the fields that both routes have."""
 
-    MAX_TEMPERATURE = 1
-
+    temperature: float = Field(0.0, ge=0, le=1, description="0 is greedy")
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
     )

@@ -122,8 +122,7 @@ class StreamOptions(StrictModel):
 class OpenAiRequest(StepMapField, ApiBody):
     """The fields that both routes have."""
 
-    MAX_TEMPERATURE = 2
-
+    temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy")
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
         None,

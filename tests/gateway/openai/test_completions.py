@@ -2,17 +2,7 @@
 
 import pytest
 
-from tests.gateway.apis import (
-    CHAT,
-    COMPLETIONS,
-    PROMPT,
-    ask,
-    chat,
-    choices,
-    completion,
-    stream_events,
-    without_cached,
-)
+from tests.gateway.apis import CHAT, COMPLETIONS, PROMPT, ask, chat, choices, completion, stream_events, without_cached
 
 
 async def test_the_whole_shape(http):

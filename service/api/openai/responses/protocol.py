@@ -132,8 +132,7 @@ def _items_of(value: object) -> object:
 class ResponsesRequest(ApiBody):
     """POST /v1/responses."""
 
-    MAX_TEMPERATURE = 2
-
+    temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy")
     input: Annotated[
         list[InputItem],
         Field(min_length=1, fail_fast=True),
