@@ -63,17 +63,6 @@ def stats_of(stats: Stats) -> AnswerStats:
     return answer
 
 
-def decoded_stats(ending: Ending, request: ReplicaRequest) -> DecodedStats:
-    """How an answer of another API was decoded: the statistics that this API has no fields for."""
-    return {
-        "finish_reason": ending.finish_reason,
-        "mode": request.mode.name,
-        "knobs": knobs_of(request.mode),
-        "seed": request.sampling.seed,
-        **stats_of(ending.stats),
-    }
-
-
 def milliseconds(seconds: float) -> float:
     """Seconds as milliseconds with three decimals, the form of statistics and logs."""
     return round(seconds * 1000, 3)
@@ -160,12 +149,26 @@ def met_of(request: ReplicaRequest, ending: Ending) -> Met:
     return met
 
 
-class Done(ChoiceIndex, Met):
-    """The last frame of a stream: the answer without the fields that earlier frames had.
+class Decoded(Met):
+    """The fields that this service adds to the end of another API's answer."""
 
-    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one. `stop_token`:
-    only there with `return_step_map`; null if no stop token ended the answer.
-    """
+    stats: DecodedStats
+
+
+def decoded_of(request: ReplicaRequest, ending: Ending) -> Decoded:
+    """How an answer of another API was decoded, by fields that this API does not have."""
+    stats: DecodedStats = {
+        "finish_reason": ending.finish_reason,
+        "mode": request.mode.name,
+        "knobs": knobs_of(request.mode),
+        "seed": request.sampling.seed,
+        **stats_of(ending.stats),
+    }
+    return {"stats": stats, **met_of(request, ending)}
+
+
+class Done(ChoiceIndex, Met):
+    """The last frame of a stream: the answer without the fields that earlier frames had."""
 
     id: str
     model: str

@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from service.api.parse import Prompt, RequestContext, constraint_of
-from service.api.protocol import CommonFields, Json
+from service.api.parse import OutputParams, Prompt, RequestContext, constraint_of, to_replica_request
+from service.api.protocol import DecodingFields, Json
 from service.constraints.constraint import Constraint, Preamble, ToolCallForm
 from service.errors import InvalidRequest
-from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
+from service.messages.wire import ReplicaRequest
+from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse, tool_message
 from service.text.tools.formats import REASONING_END, REASONING_GAP, REASONING_START
 
 
@@ -24,8 +25,10 @@ class Chat:
     think_param: str = "thinking"  # the field of the request that says whether to think, for errors
 
 
-def chat_prompt(body: CommonFields, chat: Chat, context: RequestContext) -> tuple[Prompt, AnswerFormat]:
-    """The prompt of a chat, and the format of its answers.
+def chat_request(
+    body: DecodingFields, chat: Chat, context: RequestContext, output: OutputParams
+) -> tuple[ReplicaRequest, AnswerFormat]:
+    """The request of a chat for a replica, and the format of its answers.
 
     A constraint of the request holds after the thinking, and where no tool is called. A checkpoint that cannot think
     answers without. InvalidRequest if the checkpoint cannot be given tools, or cannot do without thinking.
@@ -50,7 +53,20 @@ def chat_prompt(body: CommonFields, chat: Chat, context: RequestContext) -> tupl
     if card.thinking is None or not card.thinking.switch:
         think = None
     prompt = Prompt(messages=chat.messages, tools=tools, think=think, constraint=constraint)
-    return prompt, AnswerFormat(tool_format, thinking)
+    return to_replica_request(body, context, prompt, output), AnswerFormat(tool_format, thinking)
+
+
+def tool_result(call_id: str, called: Mapping[str, str], content: str, param: str) -> Json:
+    """The result of a call as chat templates take it. `called`: id -> name of the calls before.
+
+    InvalidRequest if none of them has the id, which the field `param` gives.
+    """
+    if call_id not in called:
+        raise InvalidRequest(
+            f"{param} is {call_id[:80]!r}, no call before has this id; send the whole conversation, nothing is stored",
+            param=param,
+        )
+    return tool_message(call_id, called[call_id], content)
 
 
 def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begun"]:

@@ -5,18 +5,16 @@ the image, and the model cannot see it. Arguments of earlier calls are read as f
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from service.constraints.json_text import read_json_part
 from service.errors import InvalidRequest
 
-#: type of a part -> the field with its text
-_TEXTS: Final = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+#: types of parts with a text
+_TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 #: type of a part that a text model cannot read -> its name in the placeholder
 _UNREADABLE: Final = {
     "audio_url": "audio",
@@ -61,9 +59,30 @@ def part_text(part: object) -> str | None:
     if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
         return None
     if kind in _TEXTS:
-        text = part.get(_TEXTS[kind])
+        text = part.get("refusal" if kind == "refusal" else "text")
         return text if isinstance(text, str) else None
     return f"[{_UNREADABLE[kind]} not shown: this model reads text only]" if kind in _UNREADABLE else ""
+
+
+def joined(content: object, between: str = "") -> object:
+    """The text of a content. Its parts are joined: texts and placeholders."""
+    if not isinstance(content, list):
+        return content
+    texts = [part_text(part) for part in content]
+    if None in texts:
+        message = f"a text or a list of parts is expected, text parts with a text; part {texts.index(None)} is none"
+        raise PydanticCustomError("content", message)
+    return between.join(text for text in texts if text)
+
+
+class TextPart(BaseModel):
+    """A text part of a message's content. Other fields, such as `annotations`, are ignored."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+Text = Annotated[str, BeforeValidator(joined, json_schema_input_type=str | list[TextPart])]
 
 
 def check_last_turn(messages: object, param: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic_core import to_json
 
 from service.admission.charge import TokenCharge
-from service.api.errors import CountError
+from service.api.errors import CountError, renamed
 from service.api.parse import RequestContext, parse_json
 from service.api.streams import STATUS_S, FrameStream, all_of, first_of, merged
 from service.errors import DeadlineExceeded, MrpServeError
@@ -66,6 +66,9 @@ class ResponseBuilder(ABC):
     `end` give the events of an item, `error` the last event of a stream that fails.
     """
 
+    #: name of a field in this service -> its name in the API
+    CLIENT_NAMES: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, requests: Sequence[ReplicaRequest], *, stream: bool = False) -> None:
         self.requests, self.stream = requests, stream
 
@@ -95,7 +98,7 @@ class ResponseBuilder(ABC):
 
     def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:  # noqa: ARG002
         """The error with the API's names of fields. `index`: the request at fault, None for all."""
-        return error
+        return renamed(error, self.CLIENT_NAMES) if self.CLIENT_NAMES else error
 
     def client_error(self, error: MrpServeError, index: int | None = None) -> MrpServeError:
         """The error as the client gets it. Of several answers, it says that the others may have been decoded."""

@@ -1,9 +1,10 @@
 """POST /generate, whole or block by block."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from service.api.answers import (
     BlockFrame,
@@ -20,7 +21,7 @@ from service.api.answers import (
 )
 from service.api.driver import ResponseBuilder, Upstream, locked, respond
 from service.api.errors import error_json
-from service.api.openapi import generate_docs
+from service.api.openapi import DECODING, STORY, errors, model_docs, route_docs
 from service.api.parse import (
     OutputParams,
     Prompt,
@@ -31,10 +32,51 @@ from service.api.parse import (
     parse_generate,
     to_replica_request,
 )
+from service.api.protocol import GenerateBody
 from service.api.streams import frame
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.quality.schema import knobs_of
+
+_ERRORS: Final = (401, 404, 413, 422, 429, 503, 504)
+EXAMPLES: Final[Mapping[str, Any]] = {
+    "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
+    "chat": {"summary": "Answer a message, streamed", "value": {"messages": [STORY], "stream": True}},
+    "speculative": {
+        "summary": "MRP drafts, the backbone verifies: static's output in less time",
+        "value": {"messages": [STORY], "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
+    },
+    "quality": {
+        "summary": "The fastest mode within a quality: lossless, balanced or fast",
+        "value": {"messages": [STORY], "quality": "lossless"},
+    },
+    "remask": {
+        "summary": "Parallel decoding; tokens that MRP doubts are masked again",
+        "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
+    },
+    "schema": {
+        "summary": "JSON that fits a schema",
+        "value": {
+            "prompt": "Tom is 5 years old.",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"properties": {"age": {"type": "integer"}}, "required": ["age"]}},
+            },
+        },
+    },
+    "choice": {"summary": "One of several texts", "value": {"prompt": "1 + 1 = 2?", "choice": ["yes", "no"]}},
+    "sampled": {
+        "summary": "A repeatable sample",
+        "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},
+    },
+}
+
+_STREAM: Final = (
+    "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
+    "With `stream_steps` also `step` frames (StepFrame), each before the frame of its block. "
+    "With `n` above 1, the frames of all answers come as they are ready, with the number of their `choice`. "
+    "A comment line every 15 s keeps proxies awake."
+)
 
 
 class GenerateBuilder(ResponseBuilder):
@@ -108,23 +150,20 @@ def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> 
             messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
             constraint=constraint_of(request),
         ),
-        OutputParams(
-            max_new_tokens=request.max_new_tokens,
-            shorten=False,
-            stream=request.stream,
-            stream_steps=request.stream_steps,
-            return_step_map=request.return_step_map,
-        ),
+        OutputParams(request.max_new_tokens, shorten=False, stream=request.stream),
     )
+    first = replace(first, stream_steps=request.stream_steps)
     requests = [first, *(further_request(first, index) for index in range(1, request.n))]
     return GenerateBuilder(requests, context.card.name, stream=request.stream)
 
 
 def generate_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
-    router = APIRouter(route_class=locked(upstream.authorize))
+    router = APIRouter(tags=[DECODING], route_class=locked(upstream.authorize))
+    summary = "Continue a prompt, at once or block by block"
+    docs = route_docs(summary, GenerateAnswer | GenerateAnswers, errors(*_ERRORS), _STREAM)
 
-    @router.post("/generate", **generate_docs())
+    @router.post("/generate", **docs, **model_docs(GenerateBody, examples=EXAMPLES))
     async def generate(request: Request) -> Response:
         return await respond(parse_generate_request, upstream, request)
 

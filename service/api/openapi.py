@@ -7,7 +7,7 @@ frame around it.
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -22,9 +22,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from service.api.answers import BlockFrame, Done, GenerateAnswer, GenerateAnswers, StepFrame
+from service.api.answers import BlockFrame, Done, StepFrame
 from service.api.errors import ErrorAnswer
-from service.api.protocol import GENERATE, GenerateDefault, GenerateQuality
 
 SCHEMA: Final = "/openapi.json"
 _PAGE, _FILES = "/docs", "/docs/static"
@@ -37,7 +36,6 @@ _POLICY: Final = (
 #: the headings of the page
 DECODING, OPENAI, ANTHROPIC, OPERATION = "Decoding", "OpenAI's API", "Anthropic's API", "Operation"
 
-_REF = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
     400: "a field is not allowed; the message names the value received and the allowed values",
     401: "an API key is required and missing or wrong",
@@ -49,55 +47,13 @@ _ERRORS: Mapping[int, str] = {
     503: "the server is loading or draining, or has no replica; see Retry-After",
     504: "the time limit passed before the first token was decoded",
 }
-_GENERATE_ERRORS: Final = (401, 404, 413, 422, 429, 503, 504)
 API_ERRORS: Final = (400, 401, 404, 413, 429, 503, 504)
 #: a message that the demo knows
 STORY: Final = {"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}
-EXAMPLES: Final[Mapping[str, Any]] = {
-    "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
-    "chat": {"summary": "Answer a message, streamed", "value": {"messages": [STORY], "stream": True}},
-    "speculative": {
-        "summary": "MRP drafts, the backbone verifies: static's output in less time",
-        "value": {"messages": [STORY], "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
-    },
-    "quality": {
-        "summary": "The fastest mode within a quality: lossless, balanced or fast",
-        "value": {"messages": [STORY], "quality": "lossless"},
-    },
-    "remask": {
-        "summary": "Parallel decoding; tokens that MRP doubts are masked again",
-        "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
-    },
-    "schema": {
-        "summary": "JSON that fits a schema",
-        "value": {
-            "prompt": "Tom is 5 years old.",
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": {"properties": {"age": {"type": "integer"}}, "required": ["age"]}},
-            },
-        },
-    },
-    "choice": {"summary": "One of several texts", "value": {"prompt": "1 + 1 = 2?", "choice": ["yes", "no"]}},
-    "sampled": {
-        "summary": "A repeatable sample",
-        "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},
-    },
-}
-
-_STREAM = (
-    "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
-    "With `stream_steps` also `step` frames (StepFrame), each before the frame of its block. "
-    "With `n` above 1, the frames of all answers come as they are ready, with the number of their `choice`. "
-    "A comment line every 15 s keeps proxies awake."
-)
 
 
-def documented(telemetry: TelemetryConfig, *error_answers: type) -> FastAPI:
-    """An application without routes, whose documentation includes the request bodies.
-
-    `error_answers`: the types that routes give to `errors`, besides ErrorAnswer.
-    """
+def documented(telemetry: TelemetryConfig) -> FastAPI:
+    """An application without routes, whose documentation includes the models of `route_docs`."""
     app = FastAPI(
         title="mrp-serve",
         description="Block-diffusion language models with Multi-token Residual Prediction.",
@@ -107,66 +63,51 @@ def documented(telemetry: TelemetryConfig, *error_answers: type) -> FastAPI:
         redirect_slashes=False,
         telemetry=telemetry,
     )
-    app.router.routes.extend(docs_routes(app.title, lambda: _with_models(app.openapi(), error_answers)))
+    app.router.routes.extend(docs_routes(app.title, lambda: _with_models(app.openapi())))
     return app
 
 
-def _with_models(schema: dict[str, Any], error_answers: Sequence[type]) -> dict[str, Any]:
-    """FastAPI's schema with the types that FastAPI does not know."""
-    models = schema.setdefault("components", {}).setdefault("schemas", {})
-    models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-    unknown: list[type] = [BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality, ErrorAnswer]
-    for model in [*unknown, *error_answers]:
-        made = TypeAdapter(model).json_schema(ref_template=_REF)
-        models.update(made.pop("$defs", {}) | {model.__name__: made})
-    return schema
+def _with_models(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the definitions of its answers, and of the frames of streams, as its components."""
+    schemas = [dict(_answer_schema(frame)) for frame in (BlockFrame, StepFrame, Done)]
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    for response in (response for operation in operations for response in operation["responses"].values()):
+        schemas += [media["schema"] for media in response.get("content", {}).values()]
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    for schema in schemas:
+        components |= schema.pop("$defs", {})
+    return document
 
 
 @cache
-def generate_docs() -> dict[str, Any]:
-    """FastAPI's arguments for POST /generate. The result is cached and must not be changed."""
-    body = GENERATE.json_schema(ref_template=_REF)
-    body.pop("$defs")
-    body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
-    answer = {
-        "model": GenerateAnswer | GenerateAnswers,
-        "content": {"text/event-stream": {"schema": {"description": _STREAM}}},
-    }
-    return {
-        "tags": [DECODING],
-        "summary": "Continue a prompt, at once or block by block",
-        "response_class": JSONResponse,
-        "responses": {200: answer, **errors(*_GENERATE_ERRORS)},
-        **body_docs(body, examples=dict(EXAMPLES)),
-    }
+def _answer_schema(answer: Any) -> dict[str, Any]:
+    """A reference to a schema, with the definitions. The result is cached and must not be changed.
+
+    FastAPI would build the type of an answer again for every route and application.
+    """
+    made = TypeAdapter(list[answer]).json_schema(ref_template="#/components/schemas/{model}")
+    return {**made["items"], "$defs": made["$defs"]}
 
 
 def errors(*statuses: int, model: type = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route.
-
-    They name their model, and `documented` adds it. FastAPI would build the given model again for each of them.
-    """
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    """The error answers of a route."""
+    content = {"application/json": {"schema": _answer_schema(model)}}
     return {status: {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
-def route_docs(summary: str, answer: type, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
+def route_docs(summary: str, answer: Any, failed: Mapping[int | str, Any], stream: str = "") -> dict[str, Any]:
     """FastAPI's arguments for a route. `stream`: the description of its streams, if it has any."""
-    response: dict[str, Any] = {"model": answer}
+    content: dict[str, Any] = {"application/json": {"schema": _answer_schema(answer)}}
     if stream:
-        response |= {"description": stream, "content": {"text/event-stream": {"schema": {"description": stream}}}}
+        content["text/event-stream"] = {"schema": {"description": stream}}
+    response = {"description": stream or "Successful Response", "content": content}
     return {"summary": summary, "response_class": JSONResponse, "responses": {200: response, **failed}}
 
 
-def body_docs(schema: Mapping[str, Any], example: Any = None, **content: Any) -> dict[str, Any]:
-    """FastAPI's argument for a body that FastAPI does not parse. `content`: further fields beside its schema."""
-    body = {"schema": schema, **({} if example is None else {"example": example}), **content}
+def model_docs(model: type[BaseModel], example: Any = None, examples: Any = None) -> dict[str, Any]:
+    """FastAPI's argument for a body of this model, which FastAPI does not parse. `examples`: several with summaries."""
+    body = {"schema": _body_schema(model), **({"examples": examples} if examples else {"example": example})}
     return {"openapi_extra": {"requestBody": {"required": True, "content": {"application/json": body}}}}
-
-
-def model_docs(body: type[BaseModel], example: Any) -> dict[str, Any]:
-    """The same for a body of this model."""
-    return body_docs(_body_schema(body), example)
 
 
 @cache
@@ -174,8 +115,6 @@ def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
     """The schema of a body without references. The result is cached and must not be changed."""
     made = body.model_json_schema()
     resolved: dict[str, Any] = inlined(made, made.pop("$defs", {}))
-    if highest := getattr(body, "MAX_TEMPERATURE", None):
-        resolved["properties"]["temperature"] |= {"maximum": highest}
     return resolved
 
 

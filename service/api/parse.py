@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from pydantic import ValidationError
 
 from service.api import protocol
@@ -28,11 +29,9 @@ from service.messages.replica_status import ModelCard
 from service.messages.wire import Origin, ReplicaRequest, Weights
 from service.settings.defaults import DEFAULT_MAX_TOKENS
 
-#: the fields that constrain an answer; the replica compiles the constraint
-_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _SCHEMA_PARAM = "response_format.json_schema.schema"
 #: the fields that `SamplingParams` has under the same name
-_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.CommonFields.model_fields)
+_SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.DecodingFields.model_fields)
 #: blocks of a whole answer that come in one chunk
 TOGETHER = 16
 
@@ -75,19 +74,11 @@ def parse_body(body: Mapping[str, Any], schema: type[_Parsed], fields: BodyField
     """
     served = fields.served(translated(body, context.ignored), schema, context.ignored)
     _check_mode(served, context.card.default_mode)
-    request = validate_body(served, schema, context)
-    if request.temperature > (highest := schema.MAX_TEMPERATURE):
-        raise InvalidRequest(
-            f"temperature is {request.temperature:g}, allowed are 0 to {highest:g}", param="temperature"
-        )
-    return request
+    return validate_body(served, schema, context)
 
 
 def validate_body(fields: Mapping[str, Any], schema: type[_Validated], context: RequestContext) -> _Validated:
     """The fields as a typed body, validated once. Raises InvalidRequest or UnknownModel with the reason."""
-    for name, info in schema.model_fields.items():
-        if info.is_required() and name not in fields:
-            raise InvalidRequest(f"{name} is missing", param=name)
     try:
         request = schema.model_validate(fields)
     except ValidationError as error:
@@ -105,7 +96,7 @@ def _without_further_fields(
     """
     problems = error.errors(include_url=False, include_input=False)
     extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
-    if not extra or ignored.strict or any(path[0] in protocol.CommonFields.model_fields for path in extra):
+    if not extra or ignored.strict or any(path[0] in protocol.DecodingFields.model_fields for path in extra):
         raise explain(error.errors(include_url=False), schema) from None
     try:
         request = schema.model_validate(fields, extra="ignore")
@@ -180,9 +171,8 @@ def check_model(name: str, card: ModelCard) -> None:
 # --- the request for a replica ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text, token ids or a chat to be continued, and the constraint of the answer."""
+class Prompt(Struct, frozen=True):
+    """A text, token ids or a chat to be continued, and the constraint of the answer. Fields of `ReplicaRequest`."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -201,12 +191,10 @@ class OutputParams:
     shorten: bool = True
     stream: bool = False
     logprobs: int | None = None  # top log-probabilities per token, None for no log-probabilities
-    return_step_map: bool = False
-    stream_steps: bool = False
 
 
 def to_replica_request(
-    body: protocol.CommonFields, context: RequestContext, prompt: Prompt, output: OutputParams
+    body: protocol.DecodingFields, context: RequestContext, prompt: Prompt, output: OutputParams
 ) -> ReplicaRequest:
     """The request for a replica. InvalidRequest if the body is over the server's limits."""
     limit = output.max_new_tokens or context.default_max_tokens
@@ -224,12 +212,6 @@ def to_replica_request(
         max_new_tokens=min(limit, context.card.max_model_len) if shorten else limit,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
-        text=prompt.text,
-        token_ids=prompt.token_ids,
-        messages=prompt.messages,
-        tools=prompt.tools,
-        think=prompt.think,
-        constraint=prompt.constraint,
         origin=context.origin,
         weights=context.weights,
         quality=body.quality or "",
@@ -238,14 +220,14 @@ def to_replica_request(
         stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= protocol.MAX_INTEGER),
         ignore_eos=body.ignore_eos,
         return_trace=body.return_trace,
-        stream_steps=output.stream_steps,
         return_pieces=output.logprobs is not None,
-        return_step_map=output.return_step_map,
+        return_step_map=isinstance(body, protocol.StepMapField) and body.return_step_map,
         sharing=sharing_of(body, context),
         session=body.prompt_cache_key or "",
         shorten=shorten,
         top_logprobs=output.logprobs or 0,
         together=1 if output.stream else TOGETHER,
+        **asdict(prompt),
     )
 
 
@@ -267,7 +249,7 @@ def sharing_of(body: protocol.QueueFields, context: RequestContext) -> Sharing:
     )
 
 
-def _sampling_of(body: protocol.CommonFields) -> SamplingParams:
+def _sampling_of(body: protocol.DecodingFields) -> SamplingParams:
     fields = {name: getattr(body, name) for name in _SAMPLING}
     seed = secrets.randbits(53) if body.seed is None else body.seed
     return SamplingParams(**fields | {"seed": seed, "top_k": min(body.top_k, protocol.MAX_INTEGER)})
@@ -287,38 +269,13 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _mode_of(body: protocol.CommonFields, card: ModelCard) -> Mode:
+def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> Mode:
     """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
     if body.quality is not None:
         plan = card.quality.plan(body.quality, body.temperature)
         return make_mode(plan.mode, plan.knobs)
     mode = body.mode or card.default_mode
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
-
-
-def constraint_of(body: protocol.CommonFields) -> Constraint | None:
-    """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
-    names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
-    if len(names) > 1:
-        raise InvalidRequest(
-            f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
-        )
-    constraint = _constraint(body)
-    if constraint is not None and body.ignore_eos:
-        raise InvalidRequest(
-            f"ignore_eos is true, which {names[0]} does not allow: the answer has an end", param="ignore_eos"
-        )
-    return constraint
-
-
-def _constraint(body: protocol.CommonFields) -> Constraint | None:
-    if body.regex is not None:
-        return Constraint.regex(body.regex)
-    if body.choice is not None:
-        return Constraint.choice(body.choice)
-    if body.grammar is not None:
-        return Constraint.grammar(body.grammar)
-    return None if body.response_format is None else _of_format(body.response_format)
 
 
 def _of_format(form: protocol.ResponseFormat) -> Constraint | None:
@@ -338,3 +295,29 @@ def _of_format(form: protocol.ResponseFormat) -> Constraint | None:
     if schema is None:
         return Constraint.json(None, "response_format")
     return Constraint.json(schema.schema_, _SCHEMA_PARAM, strict=bool(schema.strict))
+
+
+#: the fields that constrain an answer -> their constraints; the replica compiles them
+_CONSTRAINTS: Mapping[str, Callable[[Any], Constraint | None]] = {
+    "response_format": _of_format,
+    "regex": Constraint.regex,
+    "choice": Constraint.choice,
+    "grammar": Constraint.grammar,
+}
+
+
+def constraint_of(body: protocol.DecodingFields) -> Constraint | None:
+    """The constraint that a body asks for. InvalidRequest if it asks for two, or for no end."""
+    names = [name for name in _CONSTRAINTS if getattr(body, name) is not None]
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(names)} are given, allowed is one of {', '.join(_CONSTRAINTS)}", param=names[-1]
+        )
+    for name in names:
+        constraint = _CONSTRAINTS[name](getattr(body, name))
+        if constraint is not None and body.ignore_eos:
+            raise InvalidRequest(
+                f"ignore_eos is true, which {name} does not allow: the answer has an end", param="ignore_eos"
+            )
+        return constraint
+    return None

@@ -1,16 +1,11 @@
 """The fields that the bodies of all APIs have, and the body of POST /generate.
 
-A mode's knobs are the fields of its class. The engine checks ranges that depend on the model. `openapi.py` documents
-POST /generate by one model per mode, which the field `mode` selects.
+A mode's knobs are the fields of its class. The engine checks ranges that depend on the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache, reduce
-from operator import or_
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,14 +13,12 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    TypeAdapter,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     create_model,
     model_validator,
 )
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX
@@ -67,7 +60,10 @@ def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> objec
 
 
 def _typed(knob: Knob) -> Any:
-    """A knob's type with its range for pydantic. The engine checks a range that ends at the block size."""
+    """A knob's type with its range for pydantic. The engine checks a range that ends at the block size.
+
+    None means the default: the checkpoint's `mrp_steps`, else the mode's own.
+    """
     if knob.choices:
         return Annotated[Literal[knob.choices], Field(description=knob.help)]
     value: Any = Annotated[knob.kind, Field(ge=knob.minimum, gt=knob.above, le=knob.maximum)]
@@ -76,39 +72,16 @@ def _typed(knob: Knob) -> Any:
     return Annotated[value, Field(description=knob.help)]
 
 
-#: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
-_KNOB_TYPES: Mapping[str, Any] = {name: _typed(knob) for name, knob in KNOBS.items()}
-
-
 class BodyModel(BaseModel):
     """An object of a body. A field with null counts as absent. `16.0` is a whole number, as JSON Schema says."""
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: object) -> object:
+        """Fields that take any number read a whole one as it is."""
         if not isinstance(value, dict):
             return value
-        whole = _whole_number_fields(cls)
-        return {name: whole_number(item) if name in whole else item for name, item in value.items() if item is not None}
-
-
-@cache
-def _whole_number_fields(model: type[BaseModel]) -> frozenset[str]:
-    """The names of the fields that take whole numbers or lists of them, and no other numbers."""
-    return frozenset(
-        field.alias or name
-        for name, field in model.model_fields.items()
-        if int in (kinds := _kinds(field.annotation)) and float not in kinds
-    )
-
-
-def _kinds(annotation: Any) -> set[object]:
-    """The plain types that a type contains, within unions and lists."""
-    if get_origin(annotation) is Annotated:
-        return _kinds(get_args(annotation)[0])
-    if get_origin(annotation) in {Union, UnionType, list}:
-        return {kind for argument in get_args(annotation) for kind in _kinds(argument)}
-    return {annotation}
+        return {name: whole_number(item) for name, item in value.items() if item is not None}
 
 
 def whole_number(value: object) -> object:
@@ -174,23 +147,8 @@ class JsonSchemaFormat(StrictModel):
     strict: bool | None = None
 
 
-#: the rule that `parse.py` checks, for readers of the OpenAPI document
-_ONLY_WITH_ITS_TYPE: JsonDict = {
-    "allOf": [
-        {
-            "if": {"properties": {"type": {"const": kind}}},
-            "then": {"required": [field], "properties": {field: {"type": "object"}}},
-            "else": {"properties": {field: {"type": "null"}}},
-        }
-        for kind, field in (("json_schema", "json_schema"), ("structural_tag", "format"))
-    ]
-}
-
-
 class ResponseFormat(StrictModel):
     """The form of the answer, as OpenAI names it. `json_object`: any JSON object. `structural_tag`: as in vLLM."""
-
-    model_config = ConfigDict(json_schema_extra=_ONLY_WITH_ITS_TYPE)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")
@@ -224,9 +182,23 @@ class QueueFields(StrictModel):
     )
 
 
-class DecodingFields(QueueFields):
-    """The fields of decoding that every mode and every API has."""
+if TYPE_CHECKING:
+    _Knobs = StrictModel
+else:
+    _Knobs = create_model(
+        "_Knobs", __base__=StrictModel, **{name: (_typed(knob) | None, None) for name, knob in KNOBS.items()}
+    )
 
+
+class DecodingFields(QueueFields, _Knobs):
+    """The fields of decoding that every API has, a mode and its knobs among them. `parse.py` checks the knobs."""
+
+    mode: Literal[tuple(MODES)] | None = Field(None, description="default: the server's")  # type: ignore[valid-type]
+    quality: QualityName | None = Field(
+        None,
+        description="instead of a mode and its knobs, a preset of them that GET /v1/models lists. "
+        "lossless: static's output; balanced: at most 1 point less accurate; fast: at most 5",
+    )
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
@@ -253,30 +225,13 @@ class DecodingFields(QueueFields):
     grammar: GrammarText | None = Field(None, description="a grammar of the answer, in Lark's or llama.cpp's form")
     return_trace: bool = Field(False, description="return the denoising history")
 
-
-if TYPE_CHECKING:
-    _Knobs = StrictModel
-else:
-    _Knobs = create_model(
-        "_Knobs", __base__=StrictModel, **{name: (kind | None, None) for name, kind in _KNOB_TYPES.items()}
-    )
-
-
-class CommonFields(DecodingFields, _Knobs):
-    """The fields that every API has: of decoding, a mode and its knobs. `parse.py` checks that the mode has them."""
-
-    mode: Literal[tuple(MODES)] | None = Field(None, description="default: the server's")  # type: ignore[valid-type]
-    quality: QualityName | None = Field(None, description="instead of a mode and its knobs")
-
     @property
     def knobs(self) -> dict[str, KnobValue]:
         return {name: value for name in KNOBS if (value := getattr(self, name)) is not None}
 
 
-class ApiBody(CommonFields, NamedModel):
+class ApiBody(DecodingFields, NamedModel):
     """The fields of the APIs of other servers."""
-
-    MAX_TEMPERATURE: ClassVar[float]  # the API's limit; POST /generate allows higher temperatures
 
 
 class StepMapField(StrictModel):
@@ -287,10 +242,20 @@ class StepMapField(StrictModel):
     )
 
 
-class GenerateFields(StepMapField):
-    """The fields that only POST /generate has. Exactly one of the three prompts must be given."""
+def _one_plan() -> list[JsonValue]:
+    """A mode with no knobs of other modes, or a quality without a mode, for the documentation."""
+    null: JsonValue = {"type": "null"}
+    plans: list[JsonValue] = [{"properties": dict.fromkeys(("mode", *KNOBS), null)}]
+    for mode, made in MODES.items():
+        unused = dict.fromkeys(("quality", *(KNOBS.keys() - knobs_in(made).keys())), null)
+        plans.append({"properties": {"mode": {"enum": [mode, None]}, **unused}})
+    return plans
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT})
+
+class GenerateBody(StepMapField, DecodingFields):
+    """The body of POST /generate. Exactly one of the three prompts must be given."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT, "anyOf": _one_plan()})
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
@@ -312,7 +277,7 @@ class GenerateFields(StepMapField):
     )
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> GenerateFields:
+    def _one_prompt(self) -> GenerateBody:
         names = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(names) != 1:
             received = " and ".join(names) or "none of them"
@@ -322,59 +287,10 @@ class GenerateFields(StepMapField):
         return self
 
     @model_validator(mode="after")
-    def _steps_are_streamed(self) -> GenerateFields:
+    def _steps_are_streamed(self) -> GenerateBody:
         if self.stream_steps and not self.stream:
             raise InvalidRequest(
                 "stream_steps is true and stream is false: steps are events of a stream, set stream to true",
                 param="stream_steps",
             )
         return self
-
-
-class GenerateBody(CommonFields, GenerateFields):
-    """The body of POST /generate."""
-
-
-# --- the documentation of POST /generate -----------------------------------------------------------
-
-
-def _documented(name: str, doc: str, **fields: Any) -> type[BaseModel]:
-    """A model for the documentation only."""
-    fields = {"mode": (None, None), "quality": (None, None)} | fields
-    made: type[BaseModel] = create_model(name, __base__=(DecodingFields, GenerateFields), __doc__=doc, **fields)
-    return made
-
-
-def _of_mode(mode: str) -> type[BaseModel]:
-    knobs: Any = {name: (_KNOB_TYPES[name] | None, None) for name in knobs_in(MODES[mode])}
-    doc = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
-    return _documented(f"Generate{mode.capitalize()}", doc, mode=(Literal[mode], ...), **knobs)
-
-
-#: name of a mode -> schema of its requests
-REQUESTS: Mapping[str, type[BaseModel]] = {mode: _of_mode(mode) for mode in MODES}
-
-#: a request without a mode, which is parsed as one of the default mode
-GenerateDefault = _documented(
-    "GenerateDefault",
-    "POST /generate in the server's default mode; only that mode's knobs are allowed.",
-    **{name: (kind | None, None) for name, kind in _KNOB_TYPES.items()},
-)
-
-#: a request that names a preset of the checkpoint's calibration, not a mode with knobs
-GenerateQuality = _documented(
-    "GenerateQuality",
-    "POST /generate by quality. A quality is a preset of mode and knobs; GET /v1/models lists the presets.",
-    quality=(
-        Annotated[
-            QualityName,
-            Field(description="lossless: static's output; balanced: at most 1 point less accurate; fast: at most 5"),
-        ],
-        ...,
-    ),
-    **dict.fromkeys(KNOBS, (None, None)),
-)
-
-GENERATE: TypeAdapter[Any] = TypeAdapter(
-    Annotated[reduce(or_, REQUESTS.values()), Field(discriminator="mode")]  # type: ignore[arg-type]
-)

@@ -16,7 +16,7 @@ from service.api.driver import Parse
 from service.api.generate import parse_generate_request
 from service.api.openai.parse import parse_chat, parse_completion
 from service.api.openai.responses.parse import parse_responses
-from service.api.protocol import REQUESTS, Json
+from service.api.protocol import GenerateBody, Json
 from service.api.score.routes import parse_score
 from service.constraints.json_text import read_json
 from service.errors import BodyTooLarge, InvalidRequest, MrpServeError, SettingsError, nearest
@@ -104,7 +104,7 @@ class BatchFile:
 
 
 #: columns of a Parquet file that are read
-_COLUMNS: Final = frozenset({name for schema in REQUESTS.values() for name in schema.model_fields} | {*_ENVELOPE})
+_COLUMNS: Final = frozenset({*GenerateBody.model_fields, *_ENVELOPE})
 
 
 def read_line(number: int, content: bytes | Mapping[str, Any] | BodyTooLarge, defaults: Json) -> BatchLine:

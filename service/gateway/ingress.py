@@ -22,12 +22,12 @@ from service.admission.throughput import MIN_WANTED
 from service.api.answers import Health, Live
 from service.api.anthropic.routes import anthropic_router
 from service.api.driver import JsonAnswer, locked
-from service.api.errors import AnthropicErrorAnswer, OpenAiErrorAnswer, install_error_handlers
+from service.api.errors import install_error_handlers
 from service.api.fields import IGNORED, STRICT, IgnoredFields
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
 from service.api.openai.routes import openai_router
-from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
+from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, route_docs
 from service.api.parse import RequestContext
 from service.api.score.routes import score_router
 from service.errors import MrpServeError, ScaledToZero
@@ -108,7 +108,7 @@ class Ingress:
 
         `host`: the address on which the ingress listens itself. None behind Serve's proxies.
         """
-        app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
+        app = documented(telemetry(self._tracing))
         install_error_handlers(app, self.count_rejected)
         self._add_routes(app)
         limited = with_body_limit(with_head_as_get(app), self._settings.max_body_bytes)
@@ -147,8 +147,7 @@ class Ingress:
     def _add_routes(self, app: FastAPI) -> None:
         app.include_router(generate_router(self))
         models = APIRouter(tags=[OPENAI], route_class=locked(self.authorize))
-        listed = {200: {"model": Models}, **errors(401, 503)}
-        models.get("/v1/models", summary="Model and limits", responses=listed)(self._models)
+        models.get("/v1/models", **route_docs("Model and limits", Models, errors(401, 503)))(self._models)
         app.include_router(models)
         app.include_router(openai_router(self), tags=[OPENAI])
         app.include_router(score_router(self), tags=[DECODING])

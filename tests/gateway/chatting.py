@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,16 +19,16 @@ _POPULAR = 471
 _CONTROL = ("<|im_start|>", "<|MASK|>", "<|im_end|>")
 
 
-def tokenizer() -> Tokenizer:
+def tokenizer(marks: Sequence[str] = MARKS, control: Sequence[str] = _CONTROL) -> Tokenizer:
     """512 tokens: bytes, the marks, which are text, words that nothing merges to, and control tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    qwen3 = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
-    qwen3.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    qwen3.decoder = decoders.ByteLevel()
-    qwen3.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
-    qwen3.add_tokens([f"{number}é😀" for number in range(256 + len(MARKS), 508)])
-    qwen3.add_special_tokens([AddedToken(name, special=True) for name in _CONTROL])
-    return qwen3
+    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    made.add_tokens([f"{number}é😀" for number in range(256 + len(marks), 511 - len(control))])
+    made.add_special_tokens([AddedToken(name, special=True) for name in control])
+    return made
 
 
 def give_qwen3(folder: Path, template: str = QWEN3, name: str = "sdar-mrp-random-a") -> Path:

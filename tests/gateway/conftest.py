@@ -11,7 +11,6 @@ import httpx
 import openai
 import pytest
 from starlette.types import ASGIApp
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
@@ -19,7 +18,7 @@ from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import FAIR
-from tests.gateway.chatting import give_qwen3, liking
+from tests.gateway.chatting import give_qwen3, liking, tokenizer
 from tests.gateway.engines import EngineGate
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
@@ -94,15 +93,9 @@ def gate(make_generator: MakeGenerator) -> Iterator[EngineGate]:
 @pytest.fixture(scope="session")
 def byte_checkpoint(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """The golden one with one token a byte: a random model writes broken and whole characters over all borders."""
-    folder = tmp_path_factory.mktemp("bytes")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens([f"{number}é😀" for number in range(256, 508)])
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|pad|>", "<|MASK|>", "<|eos|>")])
+    folder = tmp_path_factory.mktemp("bytes") / Path(settings.model).name
     shutil.copytree(settings.model, folder, dirs_exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer((), ("<|pad|>", "<|MASK|>", "<|eos|>")).save(str(folder / "tokenizer.json"))
     return load_checkpoint(folder)
 
 

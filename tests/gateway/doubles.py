@@ -18,14 +18,7 @@ from service.gateway.backend import Backend
 from service.gateway.draining import Draining
 from service.gateway.http.bodies import Bodies
 from service.gateway.pipeline import RequestPipeline
-from service.messages.replica_status import (
-    ControlCommand,
-    ControlResult,
-    ModelCard,
-    SetPause,
-    Snapshot,
-    Status,
-)
+from service.messages.replica_status import ControlCommand, ControlResult, ModelCard, SetPause, Snapshot, Status
 from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Weights
 from service.quality.presets import Presets
 from service.quality.schema import Band

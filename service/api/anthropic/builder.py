@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from service.api.answers import decoded_stats
+from service.api.answers import decoded_of
 from service.api.anthropic import protocol
 from service.api.content import past_arguments
 from service.api.driver import ResponseBuilder
@@ -94,11 +94,9 @@ class MessageBuilder(ResponseBuilder):
         return "max_tokens"
 
     def _extras(self, ending: Ending) -> protocol.MessageExtras:
-        extras: protocol.MessageExtras = {"stats": decoded_stats(ending, self._request)}
-        if self._request.return_trace:
-            extras["trace"] = self._trace
-        if self._request.constraint is not None:
-            extras["constraint_met"] = ending.constraint_met
+        extras: protocol.MessageExtras = {**decoded_of(self._request, ending), "trace": self._trace}
+        if not self._request.return_trace:
+            del extras["trace"]
         return extras
 
 

@@ -1,27 +1,32 @@
 """The bodies of Anthropic's routes and their answers, with the fields that all APIs have and this service's own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats
-from service.api.content import part_text, past_arguments
+from service.api.answers import Decoded
+from service.api.content import joined, part_text, past_arguments
 from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel, ToolName
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
 # --- messages --------------------------------------------------------------------------------------
 
-
+#: the text between the texts of two blocks
+BETWEEN: Final = "\n"
 #: types of blocks that are not texts
-_BLOCKS = frozenset({"redacted_thinking", "thinking", "tool_result", "tool_use"})
+_BLOCKS = frozenset({"thinking", "tool_result", "tool_use"})
 
 
 def _blocks_of(content: object) -> object:
-    """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped."""
-    if content is None or isinstance(content, str):
+    """The blocks of a content. Images and documents leave a placeholder, blocks of other types are skipped.
+
+    Thinking that nobody can read, `redacted_thinking`, is skipped, too.
+    """
+    if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [block for block in map(_block_of, content) if block] if isinstance(content, list) else content
 
@@ -52,12 +57,6 @@ class ThinkingBlock(LenientModel):
     thinking: str
 
 
-class RedactedThinkingBlock(LenientModel):
-    """Thinking that nobody can read. It is left out."""
-
-    type: Literal["redacted_thinking"]
-
-
 class ToolUseBlock(LenientModel):
     """A call of a tool that the model made."""
 
@@ -67,9 +66,8 @@ class ToolUseBlock(LenientModel):
     input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])]
 
 
-TextBlocks = Annotated[
-    list[TextBlock], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[TextBlock])
-]
+#: the texts of blocks are joined by line ends
+Lines = Annotated[str, BeforeValidator(partial(joined, between=BETWEEN), json_schema_input_type=str | list[TextBlock])]
 
 
 class ToolResultBlock(LenientModel):
@@ -77,12 +75,10 @@ class ToolResultBlock(LenientModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks = []  # noqa: RUF012 - pydantic copies it
+    content: Lines = ""
 
 
-MessageBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
-]
+MessageBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
 class MessageParam(StrictModel):
@@ -133,9 +129,6 @@ class ThinkingParam(LenientModel):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
-Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
 # --- the bodies ------------------------------------------------------------------------------------
 
 
@@ -153,16 +146,17 @@ class OutputConfig(LenientModel):
 
 
 class PromptRequest(ApiBody):
-    """The fields that both routes have."""
+    """POST /v1/messages/count_tokens: the fields that both routes have."""
 
-    MAX_TEMPERATURE = 1
-
+    temperature: float = Field(0.0, ge=0, le=1, description="0 is greedy")
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
     )
-    system: TextBlocks = Field([], description="a text or blocks of text")
-    tools: Tools = Field([], description="tools that the model may call")
-    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    system: Lines = Field("", description="a text or blocks of text")
+    tools: Annotated[list[ToolParam], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_TOOLS, description="tools that the model may call"
+    )
+    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] = AnyToolChoice(type="auto")
     thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
     output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
     output_format: OutputFormat | None = Field(None, description="older name of output_config.format")
@@ -176,40 +170,24 @@ class MessagesRequest(PromptRequest):
     stream: bool = Field(False, description="server-sent events as Anthropic's client reads them")
 
 
-class CountRequest(PromptRequest):
-    """POST /v1/messages/count_tokens."""
-
-
 # --- the answers -----------------------------------------------------------------------------------
 
 StopReason = Literal["end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded"]
 
 
-class TextContent(TypedDict):
-    """A block of text."""
+class ContentBlock(TypedDict):
+    """A block of text, of thinking before the answer, or a call of a tool. Each kind has some of the fields.
 
-    type: Literal["text"]
-    text: str
+    There is no signature of thinking.
+    """
 
-
-class ThinkingContent(TypedDict):
-    """The thinking before the answer. There is no signature."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str
-
-
-class ToolUseContent(TypedDict):
-    """A call of a tool."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: Json
-
-
-ContentBlock = TextContent | ThinkingContent | ToolUseContent
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[Json]
 
 
 class MessageUsage(TypedDict):
@@ -228,12 +206,10 @@ class MessageStop(TypedDict):
     stop_sequence: str | None
 
 
-class MessageExtras(TypedDict):
+class MessageExtras(Decoded):
     """The fields that this service adds."""
 
-    stats: DecodedStats
     trace: NotRequired[Sequence[TraceStep]]
-    constraint_met: NotRequired[bool | None]
 
 
 class MessageHead(TypedDict):

@@ -7,40 +7,25 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
-from service.api.chats import Chat, chat_prompt
+from service.api.chats import Chat, chat_request, tool_result
 from service.api.content import check_last_turn
 from service.api.driver import JsonAnswer, Upstream, locked, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
 from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
-from service.api.parse import (
-    OutputParams,
-    RequestContext,
-    parse_body,
-    parse_json,
-    to_replica_request,
-    with_form,
-    with_types_served,
-)
-from service.api.protocol import JsonSchemaFormat, ResponseFormat
+from service.api.parse import OutputParams, RequestContext, parse_body, parse_json, with_form, with_types_served
+from service.api.protocol import Json, JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
 from service.messages.replica_status import ModelCard
 from service.messages.wire import ReplicaRequest
-from service.text.tools import Tool, ToolUse, assistant_message, tool_message
+from service.text.tools import Tool, ToolUse, assistant_message
 
 _STREAM: Final = (
     "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
     "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
 )
 _CHAT: Final = {"model": "demo", "messages": [STORY]}
-#: the text between the texts of two blocks
-_BETWEEN: Final = "\n"
-_OF_ROLE: Final = {
-    "thinking": "assistant",
-    "redacted_thinking": "assistant",
-    "tool_use": "assistant",
-    "tool_result": "user",
-}
+_OF_ROLE: Final = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 
 _HINTS = frozenset(
     {
@@ -74,7 +59,7 @@ def anthropic_router(upstream: Upstream) -> APIRouter:
     async def messages(request: Request) -> Response:
         return _with_id(await respond(parse_messages, upstream, request), request)
 
-    @router.post("/messages/count_tokens", **counted, **model_docs(protocol.CountRequest, _CHAT))
+    @router.post("/messages/count_tokens", **counted, **model_docs(protocol.PromptRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
         body, context = parse_json(await request.body()), await upstream.context(request)
         replica_request = parse_count(body, context)
@@ -93,17 +78,16 @@ def _with_id(response: Response, request: Request) -> Response:
 def parse_messages(body: Mapping[str, Any], context: RequestContext) -> MessageBuilder:
     """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason."""
     request = _with_form(_parse(body, protocol.MessagesRequest, context))
-    prompt, answer_format = chat_prompt(request, _chat(request, context.card), context)
-    output = OutputParams(max_new_tokens=request.max_tokens, stream=request.stream)
-    replica_request = to_replica_request(request, context, prompt, output)
+    output = OutputParams(request.max_tokens, stream=request.stream)
+    replica_request, answer_format = chat_request(request, _chat(request, context.card), context, output)
     return MessageBuilder(replica_request, context.card.name, request, answer_format)
 
 
 def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequest:
     """The request whose prompt is to be counted. Raises as above."""
-    request = _parse(body, protocol.CountRequest, context)
-    prompt, _ = chat_prompt(request, _chat(request, context.card), context)
-    return to_replica_request(request, context, prompt, OutputParams(max_new_tokens=1, shorten=False))
+    request = _parse(body, protocol.PromptRequest, context)
+    output = OutputParams(1, shorten=False)
+    return chat_request(request, _chat(request, context.card), context, output)[0]
 
 
 def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext) -> _MessagesBody:
@@ -113,7 +97,7 @@ def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: Reques
 
 def _chat(request: protocol.PromptRequest, card: ModelCard) -> Chat:
     messages = for_template(request.system, request.messages)
-    return Chat(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+    return Chat(messages, _tool_use(request), _think(request.thinking, card))
 
 
 def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
@@ -124,21 +108,18 @@ def _with_form(request: protocol.MessagesRequest) -> protocol.MessagesRequest:
     return with_form(request, ResponseFormat(type="json_schema", json_schema=schema), "output_config.format")
 
 
-def _tool_use(
-    tools: list[protocol.ToolParam], choice: protocol.AnyToolChoice | protocol.NamedToolChoice | None
-) -> ToolUse | None:
+def _tool_use(request: protocol.PromptRequest) -> ToolUse | None:
     """The tools that the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
-    functions = tuple(
+    choice = request.tool_choice
+    tools = tuple(
         Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict), f"tools.{index}.input_schema")
-        for index, tool in enumerate(tools)
+        for index, tool in enumerate(request.tools)
     )
     if isinstance(choice, protocol.NamedToolChoice):
-        return ToolUse(functions, "required", (choice.name,), parallel=False)
-    if choice is None:
-        return ToolUse(functions) if functions else None
-    if choice.type == "any":
-        return ToolUse(functions, "required", parallel=not choice.disable_parallel_tool_use)
-    return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
+        return ToolUse(tools, "required", (choice.name,), parallel=False)
+    mode = "required" if choice.type == "any" else choice.type
+    parallel = not choice.disable_parallel_tool_use
+    return ToolUse(tools, mode, parallel=parallel) if tools or mode == "required" else None
 
 
 def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | None:
@@ -153,14 +134,7 @@ def _think(thinking: protocol.ThinkingParam | None, card: ModelCard) -> bool | N
     return thinking.type != "disabled"
 
 
-def text_of(texts: Sequence[protocol.TextBlock]) -> str:
-    """The texts of blocks, joined by line ends."""
-    return _BETWEEN.join(block.text for block in texts)
-
-
-def for_template(
-    system: Sequence[protocol.TextBlock], messages: Sequence[protocol.MessageParam]
-) -> tuple[dict[str, Any], ...]:
+def for_template(system: str, messages: Sequence[protocol.MessageParam]) -> tuple[dict[str, Any], ...]:
     """The messages as chat templates take them. The last message must not be the assistant's.
 
     InvalidRequest if it is, if a block is not of its message's role, or if a result has no call.
@@ -170,7 +144,7 @@ def for_template(
             "the last message is the assistant's; an answer cannot be begun for this model, end with a user's message",
             param=f"messages.{len(messages) - 1}.role",
         )
-    made = [{"role": "system", "content": text_of(system)}] if system else []
+    made = [{"role": "system", "content": system}] if system else []
     called: dict[str, str] = {}
     for index, message in enumerate(messages):
         made.extend(_for_template(message, f"messages.{index}.content", called))
@@ -179,6 +153,7 @@ def for_template(
 
 def _for_template(message: protocol.MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
     """One message, and before it the results of tools. `called`: id -> name of earlier calls; its own are added."""
+    texts, thoughts, calls, has_results = list[str](), list[str](), list[tuple[str, str, Json]](), False
     for index, block in enumerate(message.content):
         role = _OF_ROLE.get(block.type, message.role)
         if role != message.role:
@@ -186,23 +161,19 @@ def _for_template(message: protocol.MessageParam, param: str, called: dict[str, 
                 f"{param}.{index} is a block {block.type} of the role {message.role}, allowed is {role}",
                 param=f"{param}.{index}",
             )
-        if isinstance(block, protocol.ToolUseBlock):
-            called[block.id] = block.name
-        if isinstance(block, protocol.ToolResultBlock):
-            if block.tool_use_id not in called:
-                raise InvalidRequest(
-                    f"{param}.{index}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
-                    param=f"{param}.{index}.tool_use_id",
-                )
-            yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
-    text = text_of([block for block in message.content if isinstance(block, protocol.TextBlock)])
+        match block:
+            case protocol.TextBlock():
+                texts.append(block.text)
+            case protocol.ThinkingBlock():
+                thoughts.append(block.thinking)
+            case protocol.ToolUseBlock():
+                called[block.id] = block.name
+                calls.append((block.id, block.name, block.input))
+            case protocol.ToolResultBlock():
+                has_results = True
+                yield tool_result(block.tool_use_id, called, block.content, f"{param}.{index}.tool_use_id")
+    text = protocol.BETWEEN.join(texts)
     if message.role == "assistant":
-        calls = [
-            (block.id, block.name, block.input) for block in message.content if isinstance(block, protocol.ToolUseBlock)
-        ]
-        thought = _BETWEEN.join(
-            block.thinking for block in message.content if isinstance(block, protocol.ThinkingBlock)
-        )
-        yield assistant_message(text, calls, thought)
-    elif text or not any(isinstance(block, protocol.ToolResultBlock) for block in message.content):
+        yield assistant_message(text, calls, protocol.BETWEEN.join(thoughts))
+    elif text or not has_results:
         yield {"role": message.role, "content": text}

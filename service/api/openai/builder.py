@@ -1,30 +1,30 @@
 """Builds completions and chat completions, whole or as events, in OpenAI's shape with additional fields.
 
 Every choice also has `token_ids`, and at its end the `stats` of POST /generate with its finish reason, mode and seed.
-`trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`. OpenAI's
-client raises an event with an `error`, after which no `[DONE]` follows.
+`trace` is added on request. A token's log-probability is that of the step that fixed it, at the request's temperature:
+the backbone's, or MRP's if MRP revealed the token (mode `direct`). A time-out has OpenAI's finish reason `length`.
+Events are unnamed, then `[DONE]`. OpenAI's client raises an event with an `error`, after which no `[DONE]` follows.
 """
 
 import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
-from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from pydantic_core import to_json
 
-from service.api.answers import decoded_stats, met_of, traced, usage_of
+from service.api.answers import decoded_of, traced, usage_of
 from service.api.driver import ResponseBuilder
-from service.api.errors import OPENAI_NAMES, openai_error, renamed
+from service.api.errors import OPENAI_NAMES, openai_error
 from service.api.openai import protocol
 from service.api.protocol import Json
 from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest
 from service.text import tools
-from service.text.token_text import TopLogprob
+from service.text.token_text import TokenText, TopLogprob
 
 DONE = b"data: [DONE]\n\n"
 _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
@@ -32,50 +32,25 @@ _FINGERPRINT: Final = f"mrp-serve-{version('mrp-serve')}"
 _Choice = TypeVar("_Choice", protocol.TextChoice, protocol.MessageChoice)
 
 
-class TokenLogprob(NamedTuple):
-    """A token of the answer, and its log-probability in the step that fixed it, at the request's temperature.
-
-    It is the backbone's, or MRP's if MRP revealed the token (mode `direct`).
-    """
-
-    token: str  # its text, or `token_id:17` if the token is not a whole character
-    logprob: float
-    data: bytes | None
-    offset: int  # where it begins in the answer's text
-    likeliest: tuple[TopLogprob, ...] = ()  # the likeliest tokens at its position, by the same step
-
-
-def token_logprobs(part: Answer | Chunk, offset: int = 0) -> list[TokenLogprob]:
-    """The log-probabilities of the tokens of an answer or of a part. `offset`: where its text begins in the answer."""
-    offsets = accumulate((len(piece.delta) for piece in part.pieces), initial=offset)
-    return [
-        TokenLogprob(piece.text, token.logprob, piece.data, start, piece.top_logprobs)
-        for piece, token, start in zip(part.pieces, part.step_map, offsets, strict=False)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """The form of the answers to one request."""
-
-    stream: bool
-    n: int  # choices per prompt
-    include_usage: bool
-    alternatives: int | None  # top log-probabilities per token, None for none
-    answer_format: tools.AnswerFormat  # the format of the model's text
-
-
 class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     """The common part of both routes. `requests`: one per choice."""
 
+    CLIENT_NAMES = OPENAI_NAMES
     _ID_PREFIX: ClassVar[str]
     _OBJECT: ClassVar[str]
     _FRAME_OBJECT: ClassVar[str]
 
-    def __init__(self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions) -> None:
-        super().__init__(requests, stream=options.stream)
-        self._options = options
-        self._parsers = [tools.OutputParser(options.answer_format) for _ in requests]
+    def __init__(
+        self,
+        requests: Sequence[ReplicaRequest],
+        model: str,
+        body: protocol.OpenAiRequest,
+        answer_format: tools.AnswerFormat,
+    ) -> None:
+        """`answer_format`: the format of the model's text."""
+        super().__init__(requests, stream=body.stream)
+        self._body, self._format = body, answer_format
+        self._parsers = [tools.OutputParser(answer_format) for _ in requests]
         self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + requests[0].request_id
@@ -88,7 +63,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         }
 
     @abstractmethod
-    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.ChoiceEnd) -> _Choice: ...
+    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.WholeChoice) -> _Choice: ...
 
     @abstractmethod
     def _first_content(self, index: int) -> Json | None:
@@ -102,25 +77,25 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def _empty_content(self) -> Json: ...
 
     @abstractmethod
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json: ...
+    def _logprobs(self, pieces: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
+        """The log-probabilities of tokens. `offsets`: where each begins in the answer's text."""
 
     async def full_response(self, answers: Sequence[Answer]) -> Json:
         """The whole answer. Lets other tasks run after each choice: log-probabilities are long."""
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = tools.parse_output(self._options.answer_format, answer.text)
-            choices.append(self._choice(index, read, self._end(index, answer, read.called)))
+            read = tools.parse_output(self._format, answer.text)
+            end = self._end(index, answer.ending, read.called)
+            choices.append(self._choice(index, read, {**self._tokens(index, answer), **end}))
             await asyncio.sleep(0)
         return {**self._head, "object": self._OBJECT, "choices": choices, "usage": self._usage()}
 
-    def _end(self, index: int, answer: Answer, called: bool) -> protocol.ChoiceEnd:
-        return {
-            "finish_reason": _reason(answer.ending, called),
-            **self._tokens(index, answer),
-            "stats": decoded_stats(answer.ending, self.requests[index]),
-            **met_of(self.requests[index], answer.ending),
-        }
+    def _end(self, index: int, ending: Ending, called: bool) -> protocol.ChoiceEnd:
+        """OpenAI has no finish reason for a time-out; `length` also means an answer cut off."""
+        stopped: protocol.FinishReasonName = "tool_calls" if called else "stop"
+        finish_reason = stopped if ending.finish_reason == "stop" else "length"
+        return {"finish_reason": finish_reason, **decoded_of(self.requests[index], ending)}
 
     def start(self, index: int, first: Progress | Chunk | Ending) -> bytes:
         content = self._first_content(index)
@@ -130,7 +105,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._contents(self._parsers[index].push(chunk.text))
         if not parts:
-            plain = self._options.answer_format.plain
+            plain = self._format.plain
             parts = self._contents([tools.ContentDelta("")]) if plain else [self._empty_content()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
@@ -139,39 +114,36 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         self._endings[index] = ending
         parser = self._parsers[index]
         rest: list[bytes] = [self._frame(index, part) for part in self._contents(parser.finish())]
-        stats = decoded_stats(ending, self.requests[index])
-        end = {"finish_reason": _reason(ending, parser.called), "stats": stats, **met_of(self.requests[index], ending)}
+        end = self._end(index, ending, parser.called)
         return b"".join([*rest, self._frame(index, self._empty_content(), end)])
 
     def finish(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._body.include_usage:
             return DONE
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
 
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return _data(openai_error(error, request_id))
 
-    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
-        return renamed(error, OPENAI_NAMES)
-
     def _contents(self, events: Sequence[tools.OutputEvent]) -> list[Json]:
         return [content for event in events if (content := self._content(event)) is not None]
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
-        usage = {"usage": None} if self._options.include_usage else {}
+        usage = {"usage": None} if self._body.include_usage else {}
         return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
 
     def _tokens(self, index: int, part: Answer | Chunk) -> protocol.ChoiceTokens:
         logprobs = None
-        if self._options.alternatives is not None:
-            logprobs = self._logprobs(token_logprobs(part, self._written[index]))
-            self._written[index] += sum(len(piece.delta) for piece in part.pieces)
+        if self._body.alternatives is not None:
+            lengths = (len(piece.delta) for piece in part.pieces)
+            *offsets, self._written[index] = accumulate(lengths, initial=self._written[index])
+            logprobs = self._logprobs(part.pieces, [token.logprob for token in part.step_map], offsets)
         return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
 
     def _usage(self) -> protocol.OpenAiUsage:
         """The token counts. A prompt counts once, however many answers it gets."""
-        firsts = [ending for index, ending in self._endings.items() if index % self._options.n == 0]
+        firsts = [ending for index, ending in self._endings.items() if index % self._body.n == 0]
         prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in self._endings.values())
         return {
@@ -185,19 +157,18 @@ class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
 
     _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(
-        self, requests: Sequence[ReplicaRequest], model: str, options: AnswerOptions, echoes: Sequence[str]
-    ) -> None:
-        """`echoes`: the text before each choice."""
-        super().__init__(requests, model, options)
-        self._echoes = echoes
+    def __init__(self, requests: Sequence[ReplicaRequest], model: str, body: protocol.CompletionRequest) -> None:
+        super().__init__(requests, model, body, tools.AnswerFormat())
+        self._echoes = body.echo  # whether the prompt stands before a choice
 
-    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.ChoiceEnd) -> protocol.TextChoice:
-        return {"index": index, "text": self._echoes[index] + read.content, **end}
+    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.WholeChoice) -> protocol.TextChoice:
+        return {"index": index, "text": self._echo(index) + read.content, **end}
 
     def _first_content(self, index: int) -> Json | None:
-        echo = self._echoes[index]
-        return {"text": echo} if echo else None
+        return {"text": echo} if (echo := self._echo(index)) else None
+
+    def _echo(self, index: int) -> str:
+        return (self.requests[index].text or "") if self._echoes else ""
 
     def _content(self, event: tools.OutputEvent) -> Json | None:
         return {"text": event.text} if isinstance(event, tools.ContentDelta) else None
@@ -205,12 +176,13 @@ class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
     def _empty_content(self) -> Json:
         return {"text": ""}
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+    def _logprobs(self, pieces: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
+        likeliest = map(_by_name, pieces, logprobs)
         return {
-            "tokens": [token.token for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_name(token) for token in tokens] if self._options.alternatives else None,
-            "text_offset": [token.offset for token in tokens],
+            "tokens": [piece.text for piece in pieces],
+            "token_logprobs": logprobs,
+            "top_logprobs": [*likeliest] if self._body.alternatives else None,
+            "text_offset": offsets,
         }
 
 
@@ -219,9 +191,9 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
 
     _ID_PREFIX, _OBJECT, _FRAME_OBJECT = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.ChoiceEnd) -> protocol.MessageChoice:
+    def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.WholeChoice) -> protocol.MessageChoice:
         message: protocol.AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
-        if self._options.answer_format.thinking != "no":
+        if self._format.thinking != "no":
             message["reasoning_content"] = read.reasoning or None
         if read.calls:
             message["content"] = read.content or None
@@ -233,7 +205,7 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
 
     def _first_content(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
-        return {"delta": {"role": "assistant", "content": None if self._options.answer_format.format else ""}}
+        return {"delta": {"role": "assistant", "content": None if self._format.format else ""}}
 
     def _content(self, event: tools.OutputEvent) -> Json | None:
         match event:
@@ -252,30 +224,23 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
     def _empty_content(self) -> Json:
         return {"delta": {}}
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+    def _logprobs(self, pieces: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
         content = []
-        for token in tokens:
-            chosen = _record(token.token, token.data, token.logprob)
-            likeliest = [_record(other.text, other.data, min(0.0, other.logprob)) for other in token.likeliest]
-            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._options.alternatives else []})
+        for piece, logprob in zip(pieces, logprobs, strict=True):
+            chosen = _record(piece, logprob)
+            likeliest = [_record(other, min(0.0, other.logprob)) for other in piece.top_logprobs]
+            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._body.alternatives else []})
         return {"content": content, "refusal": None}
 
 
-def _reason(ending: Ending, called: bool) -> protocol.FinishReasonName:
-    """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
-    if ending.finish_reason != "stop":
-        return "length"
-    return "tool_calls" if called else "stop"
+def _record(token: TokenText | TopLogprob, logprob: float) -> Json:
+    return {"token": token.text, "logprob": logprob, "bytes": None if token.data is None else list(token.data)}
 
 
-def _record(token: str, data: bytes | None, logprob: float) -> Json:
-    return {"token": token, "logprob": logprob, "bytes": None if data is None else list(data)}
-
-
-def _by_name(token: TokenLogprob) -> dict[str, float]:
+def _by_name(piece: TokenText, logprob: float) -> dict[str, float]:
     """Text -> log-probability of the likeliest tokens and of the chosen one. Of two with one text, the likelier."""
-    logprobs = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
-    return {**dict(reversed(logprobs.items())), token.token: token.logprob}
+    logprobs = {other.text: min(0.0, other.logprob) for other in reversed(piece.top_logprobs)}
+    return {**dict(reversed(logprobs.items())), piece.text: logprob}
 
 
 def _data(body: Mapping[str, object]) -> bytes:

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.api.content import part_text, past_arguments
+from service.api.chats import tool_result
+from service.api.content import Text, past_arguments
 from service.api.protocol import LenientModel
-from service.errors import InvalidRequest
-from service.text.tools import assistant_message, tool_message
+from service.text.tools import assistant_message
 
 #: the id of a call in the older form `function_call`, before the function's name
 _OLDER: Final = "function_call:"
-
-
-def _text_of(content: object) -> object:
-    """The text of a message. Parts of a text are joined, other parts leave a placeholder or nothing."""
-    if not isinstance(content, list):
-        return content
-    texts = [part_text(part) for part in content]
-    if None in texts:
-        raise PydanticCustomError("content", "a text or a list of parts is expected, text parts with a text")
-    return "".join(text or "" for text in texts)
 
 
 def _filled(message: object) -> object:
@@ -52,16 +42,6 @@ def _function_call(call: object) -> object:
     return {"id": call.get("id"), "function": function}
 
 
-class TextPart(BaseModel):
-    """A text part of a message's content. Other fields are ignored."""
-
-    type: Literal["text"]
-    text: str
-
-
-Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[TextPart])]
-
-
 class CalledFunction(LenientModel):
     """The function of a call. `arguments`: a JSON object as text. A text that was cut gives its complete part."""
 
@@ -77,7 +57,18 @@ class MessageCall(LenientModel):
 
 
 class ChatMessage(LenientModel):
-    """One message, of any role. Further fields are ignored: clients send their histories as they got them."""
+    """One message. Further fields are ignored: clients send their histories as they got them.
+
+    The role `developer` is OpenAI's newer name for `system`. `reasoning_content`: the model's thinking before, also
+    named `reasoning`.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"role": {"const": "tool"}}},
+            "then": {"required": ["tool_call_id"], "properties": {"tool_call_id": {"type": "string"}}},
+        }
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text = ""
@@ -92,33 +83,7 @@ class ChatMessage(LenientModel):
         return self
 
 
-class SpokenMessage(LenientModel):
-    """A message to the model. The role `developer` is OpenAI's newer name for `system`."""
-
-    role: Literal["system", "developer", "user"]
-    content: Text
-
-
-class SpokenByAssistant(LenientModel):
-    """A message of the model. `reasoning_content`: its thinking before, also named `reasoning`."""
-
-    role: Literal["assistant"]
-    content: Text | None = None
-    tool_calls: list[MessageCall] | None = None
-    reasoning_content: str | None = None
-
-
-class ToolMessage(LenientModel):
-    """The result of a call."""
-
-    role: Literal["tool"]
-    content: Text | None = None
-    tool_call_id: str
-
-
-#: the messages as the documentation shows them
-_Documented = SpokenMessage | SpokenByAssistant | ToolMessage
-ReceivedMessage = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
+ReceivedMessage = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=ChatMessage)]
 
 
 def for_template(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
@@ -134,11 +99,5 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
         calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
         return assistant_message(message.content, calls, message.reasoning_content or "")
     if message.role == "tool":
-        call_id = message.tool_call_id or ""
-        if call_id not in called:
-            raise InvalidRequest(
-                f"{param}.tool_call_id is {call_id[:80]!r}, which is the id of no call in the messages before",
-                param=f"{param}.tool_call_id",
-            )
-        return tool_message(call_id, called[call_id], message.content)
+        return tool_result(message.tool_call_id or "", called, message.content, f"{param}.tool_call_id")
     return {"role": "system" if message.role == "developer" else message.role, "content": message.content}

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from service.api.chats import Chat, chat_prompt
+from service.api.chats import Chat, chat_request
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai import protocol
-from service.api.openai.builder import AnswerOptions, ChatBuilder, CompletionBuilder
+from service.api.openai.builder import ChatBuilder, CompletionBuilder
 from service.api.openai.chat import for_template
 from service.api.parse import (
     OutputParams,
@@ -21,7 +21,7 @@ from service.api.parse import (
 )
 from service.api.protocol import MAX_ANSWERS, Json
 from service.errors import InvalidRequest
-from service.text.tools import AnswerFormat, Tool, ToolUse
+from service.text.tools import Tool, ToolUse
 
 #: the default of completions at OpenAI, vLLM and SGLang: a text to be continued has no end of its own
 _COMPLETION_TOKENS = 16
@@ -100,17 +100,11 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
     _check_completion(request)
     prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
     prompt = Prompt(**_prompt(prompts[0]), constraint=constraint_of(request))
-    output = OutputParams(
-        max_new_tokens=request.max_tokens or _COMPLETION_TOKENS,
-        stream=request.stream,
-        logprobs=request.logprobs,
-        return_step_map=request.return_step_map,
-    )
+    limit = request.max_tokens or _COMPLETION_TOKENS
+    output = OutputParams(limit, stream=request.stream, logprobs=request.alternatives)
     replica_request = to_replica_request(request, context, prompt, output)
     further = [further_request(replica_request, index, **_prompt(prompts[index])) for index in range(1, len(prompts))]
-    echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
-    options = _options(request, request.logprobs)
-    return CompletionBuilder([replica_request, *further], context.card.name, options, echoes)
+    return CompletionBuilder([replica_request, *further], context.card.name, request)
 
 
 def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
@@ -127,20 +121,12 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
-    alternatives = (request.top_logprobs or 0) if request.logprobs else None
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = Chat(for_template(request.messages), _tool_use(request), *thinks)
-    prompt, answer_format = chat_prompt(request, chat, context)
-    output = OutputParams(
-        max_new_tokens=limits.pop() if limits else None,
-        stream=request.stream,
-        logprobs=alternatives,
-        return_step_map=request.return_step_map,
-    )
-    replica_request = to_replica_request(request, context, prompt, output)
+    output = OutputParams(limits.pop() if limits else None, stream=request.stream, logprobs=request.alternatives)
+    replica_request, answer_format = chat_request(request, chat, context, output)
     further = [further_request(replica_request, index) for index in range(1, request.n)]
-    options = _options(request, alternatives, answer_format)
-    return ChatBuilder([replica_request, *further], context.card.name, options)
+    return ChatBuilder([replica_request, *further], context.card.name, request, answer_format)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], fields: BodyFields, context: RequestContext) -> _Request:
@@ -169,15 +155,8 @@ def _check_completion(request: protocol.CompletionRequest) -> None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
 
 
-def _prompt(prompt: protocol.CompletionPrompt) -> Json:
-    return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
-
-
-def _options(
-    request: protocol.OpenAiRequest, alternatives: int | None, answer_format: AnswerFormat | None = None
-) -> AnswerOptions:
-    usage = request.stream_options is not None and request.stream_options.include_usage
-    return AnswerOptions(request.stream, request.n, usage, alternatives, answer_format or AnswerFormat())
+def _prompt(prompt: str | list[int]) -> Json:
+    return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": (*prompt,)}
 
 
 def _tool_use(request: protocol.ChatRequest) -> ToolUse | None:

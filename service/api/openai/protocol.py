@@ -1,22 +1,23 @@
 """The bodies of OpenAI's two routes and their answers, with the fields of all APIs and this service's own."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, PlainValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats, Met, Traced, Usage
+from service.api.answers import Decoded, Traced, Usage
 from service.api.openai.chat import ReceivedMessage
 from service.api.protocol import (
     MAX_ANSWERS,
-    MAX_INTEGER,
     MAX_NEW_TOKENS,
     ApiBody,
     Json,
     StepMapField,
     StrictModel,
+    TokenId,
     ToolName,
     whole_number,
 )
@@ -25,40 +26,23 @@ from service.text.tools.calls import MAX_TOOLS
 #: the most log-probabilities per token
 MAX_LIKELIEST = 20
 
-_TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_ANSWERS},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_ANSWERS},
-    ]
-}
-
-CompletionPrompt = str | tuple[int, ...]
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_Texts = Annotated[list[_Text], Field(min_length=1, max_length=MAX_ANSWERS, fail_fast=True)]
+_IdLists = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_ANSWERS, fail_fast=True)]
 
 
-def prompts_of(value: object) -> tuple[CompletionPrompt, ...]:
-    """The prompts of a completion: a text, ids, or a list of either."""
-    items = [value] if _prompt_of(value) is not None else value
-    if isinstance(items, list) and len(items) > MAX_ANSWERS:
-        raise PydanticCustomError("prompt", f"{len(items)} prompts are too many, allowed are {MAX_ANSWERS}")
-    prompts = [_prompt_of(item) for item in items] if isinstance(items, list) else []
-    kinds = {type(prompt) for prompt in prompts}
-    if not prompts or None in prompts or len(kinds) != 1:
+def _listed(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """The prompts of a completion, of which one may come alone. One error instead of one for each kind of prompts."""
+    alone = isinstance(value, str) or (isinstance(value, list) and isinstance(next(iter(value), None), int | float))
+    prompts = [value] if alone else value
+    if isinstance(prompts, list) and len(prompts) > MAX_ANSWERS:
+        raise PydanticCustomError("prompt", f"{len(prompts)} prompts are too many, allowed are {MAX_ANSWERS}")
+    try:
+        return validate([whole_number(prompt) for prompt in prompts] if isinstance(prompts, list) else prompts)
+    except ValidationError:
         message = "a text, token ids, or a list of texts or of token ids is expected, none of them empty"
-        raise PydanticCustomError("prompt", message)
-    return tuple(prompt for prompt in prompts if prompt is not None)
-
-
-def _prompt_of(value: object) -> CompletionPrompt | None:
-    if isinstance(value, str):
-        return value or None
-    ids = whole_number(value)
-    if isinstance(ids, list) and ids and all(type(item) is int for item in ids) and max(ids) <= MAX_INTEGER:
-        return tuple(ids)
-    return None
+        raise PydanticCustomError("prompt", message) from None
 
 
 #: how much a model is to think; only `none` differs from the others
@@ -138,8 +122,7 @@ class StreamOptions(StrictModel):
 class OpenAiRequest(StepMapField, ApiBody):
     """The fields that both routes have."""
 
-    MAX_TEMPERATURE = 2
-
+    temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy")
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
         None,
@@ -151,19 +134,30 @@ class OpenAiRequest(StepMapField, ApiBody):
     stream: bool = Field(False, description="server-sent events, one per block, then [DONE]")
     stream_options: StreamOptions | None = None
 
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    @abstractmethod
+    def alternatives(self) -> int | None:
+        """Top log-probabilities per token, None for no log-probabilities."""
+
 
 class CompletionRequest(OpenAiRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[
-        tuple[CompletionPrompt, ...],
-        PlainValidator(prompts_of, json_schema_input_type=Any),
-        Field(json_schema_extra=_PROMPT_SCHEMA),
+        _Texts | _IdLists, WrapValidator(_listed, json_schema_input_type=_Text | _Ids | _Texts | _IdLists)
     ]
     echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token"
     )
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
 
 class ChatRequest(OpenAiRequest):
@@ -185,6 +179,10 @@ class ChatRequest(OpenAiRequest):
         None, ge=0, le=MAX_LIKELIEST, description="the number of likeliest tokens for each token; needs logprobs"
     )
 
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 # --- answers ---------------------------------------------------------------------------------------
 
@@ -198,14 +196,17 @@ class ChoiceTokens(Traced):
     token_ids: Sequence[int]
 
 
-class ChoiceEnd(ChoiceTokens, Met):
-    """The end of a choice, on both routes."""
+class ChoiceEnd(Decoded):
+    """The end of a choice."""
 
     finish_reason: FinishReasonName
-    stats: DecodedStats
 
 
-class TextChoice(ChoiceEnd):
+class WholeChoice(ChoiceTokens, ChoiceEnd):
+    """The tokens and the end of a choice, on both routes."""
+
+
+class TextChoice(WholeChoice):
     """A choice of a completion."""
 
     index: int
@@ -237,7 +238,7 @@ class AssistantMessage(TypedDict):
     tool_calls: NotRequired[list[ToolCallOfMessage]]
 
 
-class MessageChoice(ChoiceEnd):
+class MessageChoice(WholeChoice):
     """A choice of a chat completion."""
 
     index: int

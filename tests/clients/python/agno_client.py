@@ -7,19 +7,10 @@
 # ///
 """Agno (once phidata): `OpenAILike(base_url=…)`."""
 
-from typing import Literal
-
 from agno.agent import Agent
 from agno.models.openai.like import OpenAILike
+from apples import Apples
 from parts import DEMO, KEY, MODEL, STORY, part, run
-from pydantic import BaseModel
-
-
-class Apples(BaseModel):
-    """Some apples."""
-
-    name: Literal["Tom", "Ann"]
-    apples: int
 
 
 def model():

@@ -12,15 +12,9 @@ from typing import Literal
 import anthropic
 import instructor
 import openai
+from apples import Apples
 from parts import DEMO, KEY, MESSAGES, MODEL, TOOLS, part, run
 from pydantic import BaseModel
-
-
-class Apples(BaseModel):
-    """Some apples."""
-
-    name: Literal["Tom", "Ann"]
-    apples: int
 
 
 class Names(BaseModel):

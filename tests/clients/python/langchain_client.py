@@ -8,24 +8,15 @@
 # ///
 """LangChain: `ChatOpenAI(base_url=…)`, `ChatAnthropic(base_url=…)`, and agents with a name, as supervisors have."""
 
-from typing import Literal
-
+from apples import Apples
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
-from pydantic import BaseModel
 
 model = ChatOpenAI(model=MODEL, base_url=f"{DEMO}v1", api_key=KEY, max_retries=0)
 claude = ChatAnthropic(model_name=MODEL, base_url=DEMO.rstrip("/"), api_key=KEY, max_retries=0)
-
-
-class Apples(BaseModel):
-    """Some apples."""
-
-    name: Literal["Tom", "Ann"]
-    apples: int
 
 
 def add(a: int, b: int) -> int:

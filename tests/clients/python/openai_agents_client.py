@@ -6,8 +6,6 @@
 # ///
 """OpenAI's agents: `set_default_openai_client(AsyncOpenAI(base_url=…))`, `set_tracing_disabled(True)`."""
 
-from typing import Literal
-
 from agents import (
     Agent,
     ModelSettings,
@@ -17,19 +15,12 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
+from apples import Apples
 from openai import AsyncOpenAI
 from openai.types.shared import Reasoning
 from parts import DEMO, KEY, MODEL, STORY, TOOLS, part, run
-from pydantic import BaseModel
 
 set_tracing_disabled(True)
-
-
-class Apples(BaseModel):
-    """Some apples."""
-
-    name: Literal["Tom", "Ann"]
-    apples: int
 
 
 @function_tool

@@ -9,6 +9,7 @@
 from pathlib import Path
 from typing import Literal
 
+from apples import Apples
 from parts import DEMO, KEY, LONG, MODEL, STORY, TOOLS, fails, part, run
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
@@ -17,13 +18,6 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-
-
-class Apples(BaseModel):
-    """Some apples."""
-
-    name: Literal["Tom", "Ann"]
-    apples: int
 
 
 class Files(BaseModel):

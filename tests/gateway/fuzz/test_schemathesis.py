@@ -49,6 +49,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|tools are given, and"  # tests/gateway have checkpoints that can call tools
     r"|tool_choice (asks for a call|names )"
     r"|output_config.format and response_format"
+    r"|type (json_schema|structural_tag) has one, others have none"
     r"|response_format\.format[\w.]*\.type is .*, served are"  # a structural tag of another form
     r"|response_format\.format[\w.]* is (missing or of the wrong type|empty or has another type than tag)"
     r"|input has no message"
@@ -66,7 +67,6 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|which is none of the tools"
     r"|there are no tools"
     r"|allowed is 'object'"
-    r"|which is the id of no call"
     r"|reasoning_effort is '\w+' and chat_template_kwargs"
 )
 

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer, StepFrame
-from service.api.openapi import EXAMPLES
+from service.api.generate import EXAMPLES
 from service.api.parse import parse_generate
-from service.api.protocol import KNOBS, REQUESTS
+from service.api.protocol import KNOBS, GenerateBody
 from service.decode.modes import MODES
 from service.quality.schema import QUALITIES
 from tests.gateway.doubles import Scripted
@@ -51,20 +51,17 @@ def test_every_reference_leads_somewhere(schema):
     assert set(references(schema)) <= schemas
 
 
-def test_the_body_is_told_apart_by_mode(schema):
+def test_a_mode_has_its_knobs_and_a_quality_none(schema):
     wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert wanted["discriminator"]["propertyName"] == "mode"
-    assert wanted["discriminator"]["mapping"].keys() == MODES.keys()
-    for mode, reference in wanted["discriminator"]["mapping"].items():
-        model = schema["components"]["schemas"][reference.rpartition("/")[2]]
-        assert model["additionalProperties"] is False
-        assert model["properties"].keys() & KNOBS.keys() == NAMES[mode]
-        assert model["properties"]["max_new_tokens"]["default"] is None
-    unnamed = schema["components"]["schemas"]["GenerateDefault"]
-    assert {"$ref": "#/components/schemas/GenerateDefault"} in wanted["oneOf"]
-    assert unnamed["properties"].keys() >= KNOBS.keys()
-    assert unnamed["properties"]["mode"]["type"] == "null"
-    assert "required" not in unnamed
+    assert wanted["additionalProperties"] is False
+    assert "required" not in wanted
+    valid = jsonschema.Draft202012Validator(wanted).is_valid
+    for mode in (*MODES, None):
+        for knob in KNOBS:
+            value = KNOBS[knob].choices[0] if KNOBS[knob].choices else 1
+            assert valid({"prompt": "w1", "mode": mode, knob: value}) == (mode is None or knob in NAMES[mode])
+            assert not valid({"prompt": "w1", "quality": "fast", knob: value})
+        assert valid({"prompt": "w1", "mode": mode, "quality": "fast"}) == (mode is None)
 
 
 def test_errors_and_frames_are_there(schema):
@@ -118,6 +115,6 @@ async def test_the_fields_are_those_of_the_contract():
         bad_words min_tokens stop stop_token_ids ignore_eos return_trace return_step_map cache_salt prompt_cache_key
         response_format regex choice grammar"""
     fields = set(names.split())
-    assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
+    assert GenerateBody.model_fields.keys() - KNOBS.keys() == fields
     async with over(Scripted()) as http:
         assert "is not a field" in (await refused(http, body(best_of=1)))["message"]

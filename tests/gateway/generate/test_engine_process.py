@@ -23,8 +23,8 @@ from service.engine_process.messages import AT_REPLICA, EngineAlive
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.ipc.connections import HEARTBEAT_TIMEOUT_S, POLL_S
 from service.messages.replica_status import CheckWeights, PauseState, SetPause, UpdateWeights
-from service.messages.wire import Chunk, Items, ReplicaRequest, Weights
-from service.model import load_checkpoint
+from service.messages.wire import Chunk, Weights
+from service.model import Checkpoint, load_checkpoint
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.replica.start import start_replica
@@ -32,7 +32,7 @@ from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from tests.gateway.conftest import UNMEASURED
-from tests.gateway.doubles import free, pipeline
+from tests.gateway.doubles import LosesFirst, free, pipeline
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.helpers import eventually, idle, over, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -47,21 +47,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def remote(settings: Settings) -> AsyncIterator[Replica]:
-    replica = await start_replica("r0", settings, DEPS)
+async def remote(settings: Settings, byte_checkpoint: Checkpoint) -> AsyncIterator[Replica]:
+    """A replica of a checkpoint whose tokenizer can be constrained."""
+    replica = await start_replica("r0", settings.model_copy(update={"model": str(byte_checkpoint.path)}), DEPS)
     assert isinstance(replica._engine, EngineProcessClient)
     yield replica
     process = replica._engine.pid
     replica.close()
     assert not alive(process)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def demo_remote() -> AsyncIterator[Replica]:
-    """The same for the demo, whose tokenizer can be constrained."""
-    replica = await start_replica("r0", Settings(device="cpu"), DEPS)
-    yield replica
-    replica.close()
 
 
 async def start(settings: Settings, deps: str = DEPS, **limits: float) -> EngineProcessClient:
@@ -93,20 +86,20 @@ class TestAnswers:
         [
             {"mode": "speculative", "mrp_steps": 2, "temperature": 0.9, "return_trace": True},
             {"mode": "remask", "return_trace": True},
-            {"mode": "direct", "stop": ["w7"], "max_new_tokens": 40},
+            {"mode": "direct", "stop": ["😀&"], "max_new_tokens": 40},
         ],
         ids=lambda fields: fields["mode"],
     )
-    async def test_answers_equal_those_of_an_engine_in_the_same_process(self, remote, generator, fields):
+    async def test_answers_equal_those_of_an_engine_in_the_same_process(self, remote, bytewise, fields):
         body_ = body(seed=3) | fields
-        async with over(remote) as there, over(generator) as local:
+        async with over(remote) as there, over(bytewise) as local:
             for read in (ask, streamed):
                 assert essence(await read(there, body_)) == essence(await read(local, body_))
             steps = body_ | {"stream": True, "stream_steps": True}
             texts = [(await http.post(GENERATE, json=steps)).text for http in (there, local)]
         assert texts[0].count("event: step") == texts[1].count("event: step") > 1
 
-    async def test_counts_come_unasked_and_an_error_of_counting_ends_nothing(self, settings, caplog):
+    async def test_counts_come_unasked_and_an_error_of_counting_ends_nothing(self, remote, caplog, monkeypatch):
         """Else the counts would fill the memory of a replica that nobody scrapes."""
         counted: list[SumsData] = []
 
@@ -114,25 +107,24 @@ class TestAnswers:
             counted.append(sums)
             raise ZeroDivisionError
 
-        engine = await EngineProcessClient.start(settings, add_sums, DEPS)
+        monkeypatch.setattr(remote._engine, "_add_sums", add_sums)
         key = "generation_tokens_total", (("mode", "static"),)
         for number in (1, 2):
-            assert (await blocks(engine, request(str(number))))[-1].finish_reason
+            assert (await blocks(remote._engine, request(str(number))))[-1].finish_reason
             await eventually(lambda: sum(amounts.get(key, 0) for amounts, _ in counted) == 16 * number)  # noqa: B023
         assert "counts are lost: ZeroDivisionError in " in caplog.text
-        engine.close()
 
-    async def test_log_probabilities(self, remote, generator):
+    async def test_log_probabilities(self, remote, bytewise):
         wanted = request("logprobs", logprobs=LogprobsRequest(3, (7, 8)))
         there, local = [
             [pick.logprobs for event in await blocks(engine, wanted) for step in event.steps for pick in step.revealed]
-            for engine in (remote._engine, generator._engine)
+            for engine in (remote._engine, bytewise._engine)
         ]
         assert there == local
         assert all(logprobs and len(logprobs.top) == 3 and len(logprobs.by_id) == 2 for logprobs in there)
 
-    async def test_grammars_are_compiled_in_the_engines_process(self, demo_remote):
-        async with over(demo_remote) as http:
+    async def test_grammars_are_compiled_in_the_engines_process(self, remote):
+        async with over(remote) as http:
             for fields, pattern in (({"regex": "(ab|cd){2}e"}, r"(ab|cd){2}e"), ({"choice": ["yes", "no"]}, "yes|no")):
                 body_ = {"prompt": "Tom has 5 apples.", "max_new_tokens": 40, "mode": "static"} | fields
                 for read in (ask, streamed):
@@ -140,8 +132,8 @@ class TestAnswers:
             wrong = await http.post(GENERATE, json={"prompt": "Tom", "regex": "("})
             assert problem(wrong, 422)["param"] == "regex"
 
-    async def test_a_client_that_leaves_before_the_grammar_is_compiled_frees_the_id(self, demo_remote):
-        engine: EngineProcessClient = demo_remote._engine  # type: ignore[assignment]
+    async def test_a_client_that_leaves_before_the_grammar_is_compiled_frees_the_id(self, remote):
+        engine: EngineProcessClient = remote._engine  # type: ignore[assignment]
         digits = Constraint.regex("[0-9]{3}")
         leaving = asyncio.create_task(anext(engine.generate(request(), digits)))  # type: ignore[arg-type]
         await eventually(lambda: engine._compiling == {"r"})
@@ -155,8 +147,8 @@ class TestAnswers:
         assert events[-1].constraint_met
         assert events[-1].stats.queue_s > 0
 
-    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self, demo_remote):
-        items = demo_remote._engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{5}"))
+    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self, remote):
+        items = remote._engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{5}"))
         [event] = await block_events(items)
         assert (event.finish_reason, event.token_ids) == ("timeout", ())
 
@@ -170,40 +162,24 @@ class TestAnswers:
         assert (await blocks(engine, request("twice")))[-1].finish_reason
 
 
-async def test_weights_are_updated(settings, make_generator, tmp_path):
-    engine = await start(settings)
-    before = await blocks(engine, request())
-    other = other_weights(tmp_path / "other", Path(settings.model))
-    with pytest.raises(CheckpointError):
-        await engine.control(CheckWeights(Weights(3, str(tmp_path), settings.model)))
-    checked = await engine.control(CheckWeights(Weights(3, str(other), settings.model)))
-    assert checked.weights is not None
-    assert checked.weights.mrp_version == 3
-    updated = await engine.control(UpdateWeights(checked.weights))
-    assert updated.weights == checked.weights
-    after = await blocks(engine, request())
-    engine.close()
-    assert {event.version for event in before} == {0}
-    assert {event.version for event in after} == {3}
-    assert [event.token_ids for event in after] != [event.token_ids for event in before]
-    loaded = make_generator(model=load_checkpoint(other))._engine
-    assert [event.token_ids for event in await blocks(loaded, request())] == [event.token_ids for event in after]
+async def test_a_paused_process_does_not_count_as_hung(remote):
+    """Its thread reports while a request waits. The request goes on after the pause."""
+    engine = remote._engine
+    whole = await blocks(engine, request())
+    for level in (0, 2):
+        await engine.control(SetPause(PauseState(2 * level + 1, True, level)))
+        waiting = asyncio.create_task(blocks(engine, request(str(level))))
+        await eventually(lambda: engine.state().num_waiting == 1)
+        for _ in range(3):
+            last = engine._last_step
+            await eventually(lambda: engine._last_step > last)  # noqa: B023 - called at once
+        assert (engine.failure, engine.state().paused, engine.state().sleep_level) == (None, True, level)
+        await engine.control(SetPause(PauseState(2 * level + 2)))
+        assert [block.token_ids for block in await waiting] == [block.token_ids for block in whole]
+        await eventually(lambda: not engine.state().paused)
 
 
 # --- ends ------------------------------------------------------------------------------------------
-
-
-class FirstAttempt(LocalBackend):
-    """First attempts go to one replica, the others to another."""
-
-    def __init__(self, first: Replica, other: Replica) -> None:
-        super().__init__(other)
-        self._first = LocalBackend(first)
-
-    async def stream(self, request: ReplicaRequest) -> Items:
-        async with aclosing((super() if request.attempt else self._first).stream(request)) as items:
-            async for item in items:
-                yield item
 
 
 async def assert_continued(first: Replica, other: Replica, kill: Callable[[], None]) -> None:
@@ -213,7 +189,9 @@ async def assert_continued(first: Replica, other: Replica, kill: Callable[[], No
     replica_request = replica_request_of(first.status().card, sampled)
     policy = FailoverPolicy(3, lambda error: reasons.append(error.code))
     tokens: list[int] = []
-    async with aclosing(pipeline(FirstAttempt(first, other), policy).stream(replica_request, free())) as items:
+    async with aclosing(
+        pipeline(LosesFirst(first, other, sys.maxsize), policy).stream(replica_request, free())
+    ) as items:
         async for item in items:
             if isinstance(item, Chunk):
                 if not tokens:
@@ -287,22 +265,26 @@ async def test_a_long_step_is_no_silence_and_a_stopped_process_is_killed(setting
     engine.close()
 
 
-async def test_a_paused_process_does_not_count_as_hung_and_closing_ends_its_requests(settings):
-    """Its thread reports while a request waits. The request goes on after the pause."""
+async def test_weights_are_updated_and_closing_ends_paused_requests(settings, make_generator, tmp_path):
     engine = await start(settings)
-    whole = await blocks(engine, request())
-    for number, level in enumerate((0, 2, 1)):
-        await engine.control(SetPause(PauseState(2 * number + 1, True, level)))
-        waiting = asyncio.create_task(blocks(engine, request(str(level))))
-        await eventually(lambda: engine.state().num_waiting == 1)
-        for _ in range(3):
-            last = engine._last_step
-            await eventually(lambda: engine._last_step > last)  # noqa: B023 - called at once
-        assert (engine.failure, engine.state().paused, engine.state().sleep_level) == (None, True, level)
-        if level != 1:
-            await engine.control(SetPause(PauseState(2 * number + 2)))
-            assert [block.token_ids for block in await waiting] == [block.token_ids for block in whole]
-            await eventually(lambda: not engine.state().paused)
+    before = await blocks(engine, request())
+    other = other_weights(tmp_path / "other", Path(settings.model))
+    with pytest.raises(CheckpointError):
+        await engine.control(CheckWeights(Weights(3, str(tmp_path), settings.model)))
+    checked = await engine.control(CheckWeights(Weights(3, str(other), settings.model)))
+    assert checked.weights is not None
+    assert checked.weights.mrp_version == 3
+    updated = await engine.control(UpdateWeights(checked.weights))
+    assert updated.weights == checked.weights
+    after = await blocks(engine, request())
+    assert {event.version for event in before} == {0}
+    assert {event.version for event in after} == {3}
+    assert [event.token_ids for event in after] != [event.token_ids for event in before]
+    loaded = make_generator(model=load_checkpoint(other))._engine
+    assert [event.token_ids for event in await blocks(loaded, request())] == [event.token_ids for event in after]
+    await engine.control(SetPause(PauseState(1, True, 1)))
+    waiting = asyncio.create_task(blocks(engine, request()))
+    await eventually(lambda: engine.state().num_waiting == 1)
     engine.close()
     with pytest.raises(ReplicaStopping, match="shutting down"):
         await waiting

@@ -7,17 +7,7 @@ import pytest
 
 from service.messages.wire import Ending
 from tests.gateway.doubles import CARD, STATS, Scripted
-from tests.gateway.generate.helpers import (
-    CASES,
-    EOS,
-    PROMPT,
-    UNKNOWN,
-    ask,
-    body,
-    essence,
-    streamed,
-    words,
-)
+from tests.gateway.generate.helpers import CASES, EOS, PROMPT, UNKNOWN, ask, body, essence, streamed, words
 from tests.gateway.helpers import over
 
 FIRST = CASES[0]["token_ids"]

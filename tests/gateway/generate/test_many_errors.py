@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from service.api.anthropic.protocol import CountRequest, MessagesRequest
+from service.api.anthropic.protocol import MessagesRequest, PromptRequest
 from service.api.content import MAX_PARTS, check_parts
 from service.api.openai.protocol import ChatRequest, CompletionRequest
 from service.api.openai.responses.protocol import ResponsesRequest
@@ -21,7 +21,7 @@ from tests.gateway.generate.helpers import GENERATE, problem
 from tests.gateway.helpers import application, keys_file, over
 
 MODELS = [GenerateBody, ChatRequest, CompletionRequest, ResponsesRequest]
-MODELS += [MessagesRequest, CountRequest, ScoreRequest]
+MODELS += [MessagesRequest, PromptRequest, ScoreRequest]
 MANY = 5000
 WRONG = [1] * MANY
 NAMES = {f"k{number}": 1 for number in range(MANY)}

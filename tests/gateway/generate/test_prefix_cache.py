@@ -1,9 +1,8 @@
 """What clients and operators see of the prefix cache: counts, metrics, salts, the switch."""
 
 import httpx
-import pytest
 
-from tests.gateway.generate.helpers import PROMPT, ask, body, frames, refused
+from tests.gateway.generate.helpers import PROMPT, ask, body, frames
 from tests.gateway.helpers import over, page
 
 COMPLETIONS = "/v1/completions"
@@ -31,10 +30,3 @@ async def test_the_cache_can_be_switched_off(make_generator):
     async with over(make_generator(enable_prefix_caching=False)) as http:
         assert [await cached(http), await cached(http)] == [0, 0]
         assert (await page(http))("mrp_prefix_cache_queries_total") == 0
-
-
-@pytest.mark.parametrize("salt", ["", "x" * 257, 1])
-async def test_a_salt_or_a_key_of_a_wrong_form_is_refused(http, salt):
-    assert (await refused(http, body(cache_salt=salt)))["param"] == "cache_salt"
-    key = salt * 2 if isinstance(salt, str) else salt
-    assert (await refused(http, body(prompt_cache_key=key)))["param"] == "prompt_cache_key"

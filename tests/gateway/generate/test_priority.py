@@ -7,15 +7,9 @@ from msgspec.structs import replace
 
 from service.ipc.data import Arrival
 from service.messages.wire import Answer
-from tests.gateway.generate.helpers import body, refused
-from tests.gateway.helpers import eventually, over, replica_request_of
+from tests.gateway.generate.helpers import body
+from tests.gateway.helpers import eventually, replica_request_of
 from tests.gathered import gathered
-
-
-@pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])
-async def test_a_priority_out_of_range_is_refused(generator, wrong):
-    async with over(generator) as http:
-        assert (await refused(http, body(priority=wrong)))["param"] == "priority"
 
 
 @pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])

@@ -1,5 +1,7 @@
 """Bodies, fields and prompts that are refused: the status, the one shape of errors, and the message."""
 
+import codecs
+import gzip
 import json
 from typing import Any
 
@@ -27,6 +29,11 @@ NO_PROMPT: dict[str, Any] = {"prompt_token_ids": None}
         (b'{"prompt": "a", "max_new_tokens": ' + b"9" * 5000 + b"}", "the body is not JSON: number out of range"),
         (b"[1, 2]", "the body is [1, 2], a JSON object is expected"),
         (b"null", "the body is null, a JSON object is expected"),
+        (codecs.BOM_UTF8 * 2 + b"{}", "the body is not JSON"),
+        ('{"prompt": "a"}'.encode("utf-16"), "the body is not JSON"),
+        (gzip.compress(b"{}", mtime=0), "the body is not JSON"),
+        (b"{}\0", "the body is not JSON"),
+        (b"{}{}", "the body is not JSON"),
     ],
 )
 async def test_a_body_that_is_no_json_object_is_refused(http, content, text):
@@ -56,6 +63,11 @@ NAMED: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", 1]}, "stop.1"),
     ({"stop_token_ids": ["a"]}, 'stop_token_ids.0 is "a"'),
     ({"ignore_eos": 1}, "ignore_eos is 1: Input should be a valid boolean"),
+    ({"priority": -1}, "priority is -1: Input should be greater than or equal to 0"),
+    ({"priority": 10}, "priority is 10: Input should be less than or equal to 9"),
+    ({"cache_salt": ""}, 'cache_salt is "": String should have at least 1 character'),
+    ({"cache_salt": "x" * 257}, "cache_salt is"),
+    ({"prompt_cache_key": "x" * 513}, "prompt_cache_key is"),
     ({"timeout_s": 0}, "timeout_s is 0: Input should be greater than 0"),
     ({"timeout_s": 600.5}, "timeout_s is 600.5, allowed is 0 < timeout_s <= 600.0"),
     ({"prompt_token_ids": [1, 2.5]}, "prompt_token_ids.1 is 2.5"),

@@ -2,27 +2,7 @@
 
 import pytest
 
-from tests.gateway.apis import (
-    CHAT,
-    COMPLETIONS,
-    PROMPT,
-    ask,
-    chat,
-    choices,
-    completion,
-    stream_events,
-    without_cached,
-)
-from tests.gateway.generate.helpers import CASES, KNOBS
-
-
-@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case["mode"])
-async def test_golden_tokens_in_every_mode(http, case):
-    knobs = {name: case[name] for name in KNOBS if name in case}
-    body = completion(prompt=case["prompt_token_ids"], max_tokens=case["max_new_tokens"], mode=case["mode"], **knobs)
-    answer = await ask(http, COMPLETIONS, body)
-    assert answer["choices"][0]["token_ids"] == case["token_ids"]
-    assert answer["choices"][0]["stats"]["mode"] == case["mode"]
+from tests.gateway.apis import CHAT, COMPLETIONS, PROMPT, ask, chat, choices, completion, stream_events, without_cached
 
 
 async def test_the_whole_shape(http):

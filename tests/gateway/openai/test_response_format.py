@@ -8,9 +8,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from service.gateway.ingress import Ingress
 from tests.gateway.conftest import openai_client
-from tests.gateway.local import LocalBackend
+from tests.gateway.helpers import application
 
 MESSAGES: Any = [{"role": "user", "content": "How many apples does Tom have?"}]
 
@@ -22,9 +21,8 @@ class Apples(BaseModel):
 
 
 @pytest.fixture
-async def client(settings, make_generator, byte_checkpoint):
-    backend = LocalBackend(make_generator(model=byte_checkpoint))
-    async with openai_client(Ingress("i0", settings, backend).app(answers_request_id=True)) as client:
+async def client(bytewise):
+    async with openai_client(application(bytewise)) as client:
         yield client
 
 

@@ -1,11 +1,10 @@
 """Several choices of one request: each is a request of its own to a replica, and all end together."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from service.api.streams import all_of, merged
+from service.api.streams import all_of
 from service.errors import QueueFull
 from tests.gateway.apis import COMPLETIONS, ask, chunk, completion, ending, refused
 from tests.gateway.doubles import AsgiClient, Scripted
@@ -40,35 +39,6 @@ async def test_a_client_that_leaves_ends_all_its_requests(stream):
     assert backend.live == 0
     assert len(backend.requests) == 3
     assert bool(asgi_client.content) == stream
-
-
-async def numbers(count: int, closed: list[int]) -> Any:
-    try:
-        for number in range(count):
-            yield number
-        if count < 0:
-            raise ValueError(count)
-    finally:
-        closed.append(count)
-
-
-async def test_merged_streams_keep_their_order():
-    closed: list[int] = []
-    items = [item async for item in merged([numbers(3, closed), numbers(0, closed), numbers(2, closed)])]
-    assert sorted(items) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
-    assert [item for item in items if item[0] == 0] == [(0, 0), (0, 1), (0, 2)]
-    assert sorted(closed) == [0, 2, 3]
-
-
-async def test_closing_a_merge_or_an_error_closes_every_stream():
-    closed: list[int] = []
-    items = merged([numbers(3, closed), numbers(4, closed)])
-    await anext(items)
-    await items.aclose()
-    assert sorted(closed) == [3, 4]
-    with pytest.raises(ValueError, match="-1"):
-        _ = [item async for item in merged([numbers(9, closed), numbers(-1, closed)])]
-    assert sorted(closed) == [-1, 3, 4, 9]
 
 
 async def test_the_first_error_cancels_the_other_jobs():

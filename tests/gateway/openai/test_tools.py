@@ -262,7 +262,7 @@ def calling(arguments: str) -> dict[str, Any]:
             "chat_template_kwargs",
             "give one",
         ),
-        (talk(ANSWERED), "messages.1.tool_call_id", "'a', which is the id of no call"),
+        (talk(ANSWERED), "messages.1.tool_call_id", "'a', no call before has this id"),
         (talk(CALLED, {"role": "tool", "content": "1"}), "messages.2", "tool_call_id is missing"),
     ],
 )

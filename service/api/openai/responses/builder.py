@@ -2,12 +2,12 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, cast
 
-from service.api.answers import decoded_stats
+from service.api.answers import decoded_of
 from service.api.driver import ResponseBuilder
-from service.api.errors import openai_error, renamed
+from service.api.errors import openai_error
 from service.api.openai.responses import protocol
 from service.api.protocol import Json
 from service.api.streams import frame
@@ -15,14 +15,14 @@ from service.errors import MrpServeError
 from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
 from service.text import tools
 
-#: name of a field in this service -> its name on this route
-_NAMES: Final = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 #: the request's fields that its response repeats
-_ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
+_ECHOED: Final = set(protocol.ResponseEcho.__annotations__)
 
 
 class ResponsesBuilder(ResponseBuilder):
     """Builds the answer to one request. An event of a stream is an object with its `type`."""
+
+    CLIENT_NAMES: ClassVar[Mapping[str, str]] = {"max_new_tokens": "max_output_tokens", "messages": "input"}
 
     def __init__(
         self,
@@ -65,9 +65,6 @@ class ResponsesBuilder(ResponseBuilder):
         fields = {"code": detail["code"], "message": detail["message"], "param": detail["param"]}
         return self._written([{"type": "error", **fields, **body}])
 
-    def with_client_names(self, error: MrpServeError, index: int | None) -> MrpServeError:
-        return renamed(error, _NAMES)
-
     def _written(self, events: Iterable[Json]) -> bytes:
         frames = []
         for event in events:
@@ -81,18 +78,17 @@ class ResponsesBuilder(ResponseBuilder):
         response["incomplete_details"] = None if complete else {"reason": "max_output_tokens"}
         response["output"] = self._output.items
         response["usage"] = _usage(ending)
-        response["stats"] = decoded_stats(ending, self._replica_request)
-        if self._replica_request.return_trace:
-            response["trace"] = self._trace
-        if self._replica_request.constraint is not None:
-            response["constraint_met"] = ending.constraint_met
-        return response
+        decoded = decoded_of(self._replica_request, ending)
+        whole: protocol.ResponseObject = {**response, **decoded, "trace": self._trace}
+        if not self._replica_request.return_trace:
+            del whole["trace"]
+        return whole
 
-    def _response(self, status: protocol.ItemStatus) -> protocol.ResponseObject:
-        replica_request = self._replica_request
+    def _response(self, status: protocol.ItemStatus) -> protocol.ResponseState:
         request = self._request.model_dump(mode="json", by_alias=True, include=_ECHOED)
         return {
-            "id": f"resp_{replica_request.request_id}",
+            **cast(protocol.ResponseEcho, request),
+            "id": f"resp_{self._replica_request.request_id}",
             "object": "response",
             "created_at": self._created,
             "completed_at": float(int(time.time())) if status == "completed" else None,
@@ -102,22 +98,9 @@ class ResponsesBuilder(ResponseBuilder):
             "incomplete_details": None,
             "model": self._model,
             "output": [],
-            "instructions": request["instructions"],
-            "max_output_tokens": self._request.max_output_tokens,
-            "metadata": request["metadata"],
-            "parallel_tool_calls": request["parallel_tool_calls"],
             "previous_response_id": None,
-            "prompt_cache_key": replica_request.session or None,
-            "reasoning": request["reasoning"],
             "service_tier": "default",
             "store": False,
-            "temperature": replica_request.sampling.temperature,
-            "text": request["text"] if request["text"] and request["text"]["format"] else {"format": {"type": "text"}},
-            "tool_choice": request["tool_choice"],
-            "tools": request["tools"],
-            "top_p": replica_request.sampling.top_p,
-            "frequency_penalty": replica_request.sampling.frequency_penalty,
-            "presence_penalty": replica_request.sampling.presence_penalty,
             "top_logprobs": 0,
             "max_tool_calls": None,
             "safety_identifier": None,

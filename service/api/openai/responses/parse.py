@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from service.api.chats import Chat, chat_prompt
+from service.api.chats import Chat, chat_request, tool_result
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
 from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
 from service.api.openai.responses import protocol
 from service.api.openai.responses.builder import ResponsesBuilder
-from service.api.parse import OutputParams, RequestContext, parse_body, to_replica_request, with_form, with_types_served
+from service.api.parse import OutputParams, RequestContext, parse_body, with_form, with_types_served
 from service.api.protocol import JsonSchemaFormat, ResponseFormat
 from service.errors import InvalidRequest
-from service.text.tools import Tool, ToolUse, assistant_message, tool_message
+from service.text.tools import Tool, ToolUse, assistant_message
 
 _HINTS: Final = HINTS - {"metadata"} | {"context_management", "max_tool_calls", "stream_options"}
 
@@ -45,9 +45,8 @@ def parse_responses(body: Mapping[str, Any], context: RequestContext) -> Respons
     thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
     chat = Chat(messages, _tool_use(request), thinks, "reasoning.effort")
-    prompt, answer_format = chat_prompt(request, chat, context)
-    output = OutputParams(max_new_tokens=request.max_output_tokens, stream=request.stream)
-    replica_request = to_replica_request(request, context, prompt, output)
+    output = OutputParams(request.max_output_tokens, stream=request.stream)
+    replica_request, answer_format = chat_request(request, chat, context, output)
     return ResponsesBuilder(replica_request, context.card.name, request, answer_format)
 
 
@@ -69,10 +68,10 @@ def _check_state(body: Mapping[str, Any]) -> None:
 
 
 def _with_form(request: protocol.ResponsesRequest) -> protocol.ResponsesRequest:
-    form = request.text.format if request.text else None
-    if form is None or form.type == "text":
+    form = request.text.format
+    if form.type == "text":
         return request
-    schema = JsonSchemaFormat(schema=form.schema_, strict=form.strict) if form.type == "json_schema" else None
+    schema = form if isinstance(form, JsonSchemaFormat) else None
     return with_form(request, ResponseFormat(type=form.type, json_schema=schema), "text.format")
 
 
@@ -117,26 +116,14 @@ def for_template(instructions: str | None, items: Sequence[protocol.InputItem]) 
                 called[item.call_id] = item.name
                 turn.calls.append((item.call_id, item.name, item.arguments))
             case protocol.MessageItem(role="assistant"):
-                turn.texts.append(_text(item.content))
+                turn.texts.append(item.content)
             case protocol.MessageItem():
                 made += turn.pop()
-                made.append(
-                    {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
-                )
+                made.append({"role": "system" if item.role == "developer" else item.role, "content": item.content})
             case protocol.ResultItem():
                 made += turn.pop()
-                if item.call_id not in called:
-                    raise InvalidRequest(
-                        f"input.{index}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
-                        "conversation, since no response is stored",
-                        param=f"input.{index}.call_id",
-                    )
-                made.append(tool_message(item.call_id, called[item.call_id], _text(item.output)))
+                made.append(tool_result(item.call_id, called, item.output, f"input.{index}.call_id"))
     made += turn.pop()
     if not made:
         raise InvalidRequest("input has no message", param="input")
     return tuple(made)
-
-
-def _text(parts: Sequence[protocol.ContentPart]) -> str:
-    return "".join(part.text for part in parts)

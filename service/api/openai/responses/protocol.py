@@ -6,45 +6,22 @@ from typing import Annotated, Any, Final, Literal, NotRequired
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from service.api.answers import DecodedStats
-from service.api.content import part_text, past_arguments
-from service.api.openai.protocol import ONE_ERROR, Effort
-from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StrictModel, ToolName
+from service.api.answers import Decoded
+from service.api.content import Text, past_arguments
+from service.api.openai.protocol import ONE_ERROR, Effort, FunctionSpec, NamedFunction
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, JsonSchemaFormat, LenientModel, StrictModel
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
 # --- the items of `input` --------------------------------------------------------------------------
 
 
-class ContentPart(LenientModel):
-    """A part of a content. Other fields, such as `annotations`, are ignored."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-def _parts_of(content: object) -> object:
-    """The parts of a content: its texts, and placeholders of other parts."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [{"type": "input_text", "text": content}]
-    if not isinstance(content, list) or None in (texts := [part_text(part) for part in content]):
-        return content
-    return [{"type": "input_text", "text": text} for text in texts if text]
-
-
-ContentParts = Annotated[
-    list[ContentPart], Field(fail_fast=True), BeforeValidator(_parts_of, json_schema_input_type=str | list[ContentPart])
-]
-
-
 class MessageItem(LenientModel):
     """A message. `type` may be left out."""
 
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: ContentParts
+    content: Text
 
 
 class CallItem(LenientModel):
@@ -61,7 +38,7 @@ class ResultItem(LenientModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: ContentParts
+    output: Text
 
 
 class ThoughtPart(LenientModel):
@@ -93,38 +70,26 @@ def _with_type(item: object) -> object:
     return item
 
 
-class Untyped(LenientModel):
-    """A message without `type`, for the documentation."""
-
-    role: Literal["user", "assistant", "system", "developer"]
-    content: ContentParts
-
-
 _Typed = MessageItem | CallItem | ResultItem | ReasoningItem
 InputItem = Annotated[
     Annotated[_Typed, Field(discriminator="type")],
-    BeforeValidator(_with_type, json_schema_input_type=_Typed | Untyped),
+    BeforeValidator(_with_type, json_schema_input_type=_Typed),
 ]
 
 
 # --- the body --------------------------------------------------------------------------------------
 
 
-class FunctionTool(StrictModel):
-    """A function that the model may call. `strict`: unsupported keywords of `parameters` are refused, else ignored."""
+class FunctionTool(FunctionSpec):
+    """A function that the model may call."""
 
     type: Literal["function"] = "function"
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
-    strict: bool | None = None
 
 
-class FunctionChoice(StrictModel):
-    """A function by its name."""
+class FunctionChoice(NamedFunction):
+    """The one tool that is called, or one of those that may be."""
 
     type: Literal["function"]
-    name: str
 
 
 class AllowedFunctions(StrictModel):
@@ -141,20 +106,17 @@ class PlainFormat(StrictModel):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(StrictModel):
-    """JSON that fits a schema. `strict`: unsupported keywords are refused, else ignored."""
+class SchemaFormat(JsonSchemaFormat):
+    """JSON that fits a schema."""
 
     type: Literal["json_schema"]
-    name: str | None = Field(None, max_length=64)
-    description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
 
 
 class TextOptions(LenientModel):
     """The form of the answer. Other fields, such as `verbosity`, are ignored."""
 
-    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] = PlainFormat(type="text")
 
 
 class Reasoning(LenientModel):
@@ -170,8 +132,7 @@ def _items_of(value: object) -> object:
 class ResponsesRequest(ApiBody):
     """POST /v1/responses."""
 
-    MAX_TEMPERATURE = 2
-
+    temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy")
     input: Annotated[
         list[InputItem],
         Field(min_length=1, fail_fast=True),
@@ -185,7 +146,7 @@ class ResponsesRequest(ApiBody):
         description="may be more than the prompt leaves of the context; default: the rest of the context, up to the "
         "server's `default_max_tokens`",
     )
-    text: TextOptions | None = None
+    text: TextOptions = TextOptions()
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] = Field([], max_length=MAX_TOOLS)
     tool_choice: Annotated[Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions, ONE_ERROR] = "auto"
     parallel_tool_calls: bool = True
@@ -224,8 +185,26 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
-class ResponseObject(TypedDict):
-    """The answer of POST /v1/responses. Until it has ended, it has no usage and no statistics."""
+class ResponseEcho(TypedDict):
+    """The fields of the request that the answer repeats."""
+
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    prompt_cache_key: str | None
+    reasoning: Json | None
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_p: float
+    frequency_penalty: float
+    presence_penalty: float
+
+
+class ResponseState(ResponseEcho):
+    """A response. Until it has ended, it has no usage."""
 
     id: str
     object: Literal["response"]
@@ -237,28 +216,18 @@ class ResponseObject(TypedDict):
     incomplete_details: dict[str, str] | None
     model: str
     output: list[OutputItem]
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
     previous_response_id: None
-    prompt_cache_key: str | None
-    reasoning: Json | None
     service_tier: Literal["default"]
     store: Literal[False]
-    temperature: float
-    text: Json
-    tool_choice: str | Json
-    tools: list[Json]
-    top_p: float
-    frequency_penalty: float
-    presence_penalty: float
     top_logprobs: Literal[0]
     max_tool_calls: None
     safety_identifier: None
     user: None
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    stats: NotRequired[DecodedStats]
-    constraint_met: NotRequired[bool | None]
+
+
+class ResponseObject(ResponseState, Decoded):
+    """The answer of POST /v1/responses."""
+
     trace: NotRequired[Sequence[TraceStep]]
