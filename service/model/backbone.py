@@ -17,8 +17,7 @@ from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, Ro
 class Backbone(nn.Module):
     """A language model over blocks. It knows no cache, batch or mode: attention is a function of the caller.
 
-    `layers`: the decoder layers, dense or with the experts of the config. `norm`: the norm after them. A family with
-    another network derives from this class.
+    `layers`: the decoder layers, dense or with the experts of the config. `norm`: the norm after them.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -3,11 +3,10 @@
 There is never a second copy of more than one weight, or of more than one slice that is quantized.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,14 +19,17 @@ from service.model.quantization.schemes import QuantScheme
 from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, WeightSource
 
 
-class TensorOptions(NamedTuple):
-    """The device, the type and the shard of new parameters."""
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """An operator's options of loading. None keeps the checkpoint's value."""
 
-    device: str
-    dtype: torch.dtype
-    shard: Shard = Shard()
-    #: only parameters with one of these weights are built, others stay on the meta device. None: all are built
-    changed: Collection[str] | None = None
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    block_size: int | None = None
+    mrp_residual: bool | None = None
+    mrp_scale: float | None = None
+    quantization: str | None = None  # a name in `QUANT_SCHEMES` for the layers' weights
+    shard: Shard = Shard()  # the shard of the model for one of several tensor-parallel devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class ParameterBuilder:
     path: Path
     config: ModelConfig
     source: WeightSource
-    options: TensorOptions
+    options: LoadOptions
 
     def concatenated(self, shape: torch.Size, mapping: WeightMapping) -> Tensor:
         dtype = self.options.dtype

@@ -21,6 +21,7 @@ from service.model.quantization.layers import (
     QuantizedExperts,
     QuantizedLinear,
     QuantizedTensor,
+    kernel_product,
     product,
     quantize_activations,
     quantized,
@@ -262,7 +263,7 @@ def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, gro
     ends = torch.tensor([0, count // 4, count // 4, count], dtype=torch.int32, device=triton_device)
     second, last = rows.double().split([count // 4, count - count // 4])
     wanted = torch.cat([second @ layer.weight[1].double().T, last @ layer.weight[3].double().T])
-    done = layer._by_kernel(rows, ends).double()
+    done = kernel_product(rows, layer.tensor, scheme, ends).double()
     torch.testing.assert_close(done, wanted, rtol=2e-2, atol=1e-2 * wanted.abs().max().item())
 
 

@@ -3,11 +3,9 @@
 The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's (`num_nextn_predict_layers`, `mrp_…`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
@@ -21,9 +19,6 @@ from service.model.weight_mapping import (
     prefixed,
     stacked,
 )
-
-if TYPE_CHECKING:
-    from service.model.backbone import Backbone
 
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
@@ -48,10 +43,7 @@ _DTYPES = frozenset(
 
 
 class ModelFamily:
-    """Reads config.json, builds the network, and knows the published names of its weights. By default all are Qwen3's.
-
-    A family's module imports torch only in `network`: config files are read without it.
-    """
+    """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's."""
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The config of a parsed config.json. `block_size` overrides the checkpoint's.
@@ -59,12 +51,6 @@ class ModelFamily:
         Raises CheckpointError naming the key that is missing or not supported.
         """
         return read_config(raw, block_size)
-
-    def network(self, config: ModelConfig) -> Backbone:
-        """The backbone with fresh weights, on torch's default device and in its default dtype."""
-        from service.model.backbone import Backbone
-
-        return Backbone(config)
 
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         """The published weights that make a parameter of the backbone. Files may have any of several mappings.

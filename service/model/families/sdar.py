@@ -51,9 +51,7 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 def _sparse_layers(raw: Mapping[str, Any]) -> frozenset[int]:
     """The layers with experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
-    step, dense = qwen3.optional(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
-    if step < 1:
-        raise CheckpointError(f"config.json: decoder_sparse_step is {step}, expected at least 1")
+    step, dense = qwen3.optional(raw, "decoder_sparse_step", 1, least=1), raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise CheckpointError(f"config.json: mlp_only_layers is {dense!r}, expected a list of integers")
     layers = range(qwen3.positive(raw, "num_hidden_layers"))
