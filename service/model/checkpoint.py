@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from service.errors import CheckpointError
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig, Shard
-from service.model.device import check_quantization, is_out_of_memory
+from service.model.device import check_quantization, out_of_memory_as
 from service.model.families import parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
@@ -89,12 +89,8 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     raw = read_config(path)
     # A shard of a weight is read on the CPU, where only that part of the file is read.
     source = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
-    try:
+    with out_of_memory_as(CheckpointError(f"{path}: there is no memory for a checkpoint of these sizes")):
         return build_checkpoint(path, raw, source, options)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise CheckpointError(f"{path}: there is no memory for a checkpoint of these sizes") from error
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:

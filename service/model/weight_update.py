@@ -18,7 +18,7 @@ from torch import nn
 from service.errors import CheckpointError, OutOfMemory
 from service.model.checkpoint import Checkpoint, config_of
 from service.model.config import CheckedUpdate, ModelConfig, Shard
-from service.model.device import give_back, is_out_of_memory
+from service.model.device import give_back, out_of_memory_as
 from service.model.files import read_config, resolve
 from service.model.parameter_builder import LoadOptions
 from service.model.quantization.prequantized import PrequantizedWeights
@@ -101,12 +101,8 @@ def drop_weights(served: Checkpoint) -> None:
 
 def restore_weights(served: Checkpoint, device: torch.device) -> None:
     """Takes memory for all weights again, without numbers. OutOfMemory changes nothing."""
-    try:
+    with out_of_memory_as(OutOfMemory("the device has no memory for the weights", retry_after=1.0)):
         _replace_tensors(served, device)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemory("the device has no memory for the weights", retry_after=1.0) from None
 
 
 @torch.no_grad()
