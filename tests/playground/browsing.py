@@ -101,7 +101,7 @@ class PlaygroundPage:
 
     def run(self, lanes=1):
         self.tab.click("#run")
-        self.wait(lambda: self.tab.evaluate("document.querySelectorAll('.status.good').length") == lanes)
+        self.tab.locator(".status.good").nth(lanes - 1).wait_for()
         self.tab.wait_for_selector("#run:enabled")
         self.seek(1_000_000)
 

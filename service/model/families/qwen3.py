@@ -12,7 +12,6 @@ from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
 from service.model.weight_mapping import (
     COLUMNS,
     ROWS,
-    FusedShards,
     ShardDim,
     WeightMapping,
     WeightSlice,
@@ -118,10 +117,10 @@ def module_weights(config: ModelConfig, parameter: str) -> list[WeightSlice]:
     if "gate_up_proj" in parameter:
         halves = (parameter.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
         return stacked((name, config.intermediate_size, ROWS) for name in halves)
-    return [WeightSlice(parameter, shard=COLUMNS if "o_proj" in parameter or "down_proj" in parameter else None)]
+    return [WeightSlice(parameter, shards=(COLUMNS,) if "o_proj" in parameter or "down_proj" in parameter else ())]
 
 
-def qkv_shards(config: ModelConfig) -> FusedShards:
+def qkv_shards(config: ModelConfig) -> tuple[tuple[int, ShardDim], ...]:
     """How the fused matrices of queries, keys and values are sharded."""
     keys = (config.num_kv_heads * config.head_dim, _KV_HEADS)
     return ((config.num_heads * config.head_dim, ROWS), keys, keys)
@@ -137,7 +136,7 @@ def expert_weights(experts: ExpertsConfig, parameter: str) -> list[WeightSlice]:
             halves = (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
             slices += stacked([(half, experts.intermediate_size, ROWS) for half in halves], (expert,))
         else:
-            slices.append(WeightSlice(f"{name}.{leaf}.weight", (expert,), COLUMNS))
+            slices.append(WeightSlice(f"{name}.{leaf}.weight", (expert,), (COLUMNS,)))
     return prefixed("model.", slices)
 
 
