@@ -94,8 +94,11 @@ def engines_for(
     config = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines = {"mrp": Engine(checkpoint, config)}
     for name in {variant.engine for variant in variants} - {"mrp"}:
-        changed = replace(options, mrp_zero=True) if name == "zero" else replace(options, quantization=name)
-        engines[name] = Engine(load_checkpoint(checkpoint.path, changed), config)
+        changed = options if name == "zero" else replace(options, quantization=name)
+        other = load_checkpoint(checkpoint.path, changed)
+        if name == "zero" and other.mrp is not None:
+            other.mrp.scale = 0.0
+        engines[name] = Engine(other, config)
     return engines
 
 

@@ -27,10 +27,10 @@ from torch import Tensor
 from benchmarks.shapes import Shape
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, ModelConfig, parse_config, read_config, resolve
-from service.model.checkpoint import build_checkpoint, empty_networks
+from service.model.checkpoint import build_checkpoint
 from service.model.quantization.prequantized import dequantized
 from service.model.weight_mapping import WeightSource
-from service.model.weights import WeightFiles, published_weights
+from service.model.weights import WeightFiles, empty_networks, published_weights
 
 _MRP = "mrp_modules.0.model."
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from service.errors import InvalidRequest
-from service.model import Checkpoint, LoadOptions, Mrp, family_named, parse_config
+from service.model import Backbone, Checkpoint, LoadOptions, Mrp, parse_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def random_checkpoint(raw: dict[str, Any], options: LoadOptions) -> Checkpoint:
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(options.dtype)
         try:
-            backbone = family_named(config.family).network(config)
+            backbone = Backbone(config)
             mrp = Mrp(config, config.mrp) if config.mrp else None
         finally:
             torch.set_default_dtype(dtype)

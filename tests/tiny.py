@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from service.model import Checkpoint, LoadOptions, Mrp, family_named, load_checkpoint, parse_config
+from service.model import Backbone, Checkpoint, LoadOptions, Mrp, load_checkpoint, parse_config
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
@@ -83,7 +83,7 @@ def tiny_checkpoint(seed: int = 0, dtype: torch.dtype = torch.float64, **changes
     config = parse_config(raw)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        backbone = family_named(config.family).network(config)
+        backbone = Backbone(config)
         mrp = Mrp(config, config.mrp) if config.mrp else None
         for module in (backbone, mrp):
             for name, parameter in module.named_parameters() if module else ():

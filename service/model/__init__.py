@@ -7,29 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from service.model.config import ModelConfig, MrpConfig
-from service.model.families import family_named, parse_config
+from service.model.families import parse_config
 from service.model.files import read_config, resolve
 
 if TYPE_CHECKING:
     from service.model.backbone import Backbone
-    from service.model.checkpoint import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
+    from service.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
     from service.model.mrp import Mrp
+    from service.model.parameter_builder import LoadOptions
     from service.model.weights import published_weights
 else:
-    _MODULES = {
-        "Backbone": "backbone",
-        "Checkpoint": "checkpoint",
-        "LoadOptions": "checkpoint",
-        "Mrp": "mrp",
-        "load_checkpoint": "checkpoint",
-        "published_weights": "weights",
-        "save_checkpoint": "checkpoint",
-    }
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(import_module(f"{__name__}.checkpoint"), name)
 
 
 __all__ = [
@@ -39,7 +31,6 @@ __all__ = [
     "ModelConfig",
     "Mrp",
     "MrpConfig",
-    "family_named",
     "load_checkpoint",
     "parse_config",
     "published_weights",

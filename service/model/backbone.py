@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from service.model.config import ModelConfig
 from service.model.experts import SparseFeedForward
-from service.model.layer_ops import Rotation
-from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, RotaryTable, add_norm
+from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, RotaryTable, Rotation, add_norm
 
 
 class Backbone(nn.Module):
     """A language model over blocks. It knows no cache, batch or mode: attention is a function of the caller.
 
-    `layers`: the decoder layers, dense or with the experts of the config. `norm`: the norm after them. A family with
-    another network derives from this class.
+    `layers`: the decoder layers, dense or with the experts of the config. `norm`: the norm after them.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -8,17 +8,16 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch.overrides import TorchFunctionMode
 
 from service.errors import CheckpointError
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig, Shard
-from service.model.device import check_quantization, is_out_of_memory
-from service.model.families import family_named, parse_config
+from service.model.device import check_quantization, out_of_memory_as
+from service.model.families import parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import AllReduce, DecoderLayer
 from service.model.mrp import Mrp
-from service.model.parameter_builder import TensorOptions
+from service.model.parameter_builder import LoadOptions
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import (
     activation_parts,
@@ -28,21 +27,7 @@ from service.model.quantization.schemes import (
     scales_per_row,
 )
 from service.model.weight_mapping import WeightSource
-from service.model.weights import WeightFiles, is_within, load_weights, published_weights
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """An operator's options of loading. None keeps the checkpoint's value."""
-
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    block_size: int | None = None
-    mrp_residual: bool | None = None
-    mrp_scale: float | None = None
-    mrp_zero: bool = False
-    quantization: str | None = None  # a name in `QUANT_SCHEMES` for the layers' weights
-    shard: Shard = Shard()  # the shard of the model for one of several tensor-parallel devices
+from service.model.weights import WeightFiles, empty_networks, is_within, load_networks, published_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +49,10 @@ class Checkpoint:
         return self.shard.divide(self.config)
 
     @property
+    def networks(self) -> list[Backbone | Mrp]:
+        return [self.backbone] if self.mrp is None else [self.backbone, self.mrp]
+
+    @property
     def activation_parts(self) -> int:
         return activation_parts(self.config.quantization, self.shard.size)
 
@@ -72,13 +61,13 @@ class Checkpoint:
         """Parameters that stayed wide although their kind of layer is quantized. Published files may mix both."""
         if self.config.quantization is None:
             return frozenset()
-        networks = [network for network in (self.backbone, self.mrp) if network is not None]
-        names = (name for network in networks for name, _ in network.named_parameters(type(network).__name__))
+        names = (name for network in self.networks for name, _ in network.named_parameters(type(network).__name__))
         return frozenset(name for name in names if is_quantized(name))
 
     def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
-        for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
-            cast(DecoderLayer, layer).make_tensor_parallel(all_reduce)
+        for network in self.networks:
+            for layer in network.layers:
+                cast(DecoderLayer, layer).make_tensor_parallel(all_reduce)
 
     @property
     def device(self) -> torch.device:
@@ -87,19 +76,6 @@ class Checkpoint:
     @property
     def dtype(self) -> torch.dtype:
         return self.backbone.dtype
-
-
-class _WithoutInit(TorchFunctionMode):
-    """Modules made inside draw no random weights.
-
-    A checkpoint's weights replace them. On the meta device torch would import its whole compiler to draw them.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        return kwargs["tensor"] if func is torch.nn.init.normal_ else func(*args, **kwargs)
 
 
 def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Checkpoint:
@@ -113,12 +89,8 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     raw = read_config(path)
     # A shard of a weight is read on the CPU, where only that part of the file is read.
     source = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
-    try:
+    with out_of_memory_as(CheckpointError(f"{path}: there is no memory for a checkpoint of these sizes")):
         return build_checkpoint(path, raw, source, options)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise CheckpointError(f"{path}: there is no memory for a checkpoint of these sizes") from error
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
@@ -127,23 +99,17 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     check_quantization(config.quantization, torch.device(options.device))
     if published := published_scheme(raw):
         source = PrequantizedWeights(source, published)
-    backbone, mrp = empty_networks(options.shard.divide(config))
-    load_weights(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
-    if config.tie_word_embeddings:
-        backbone.tie()
-    modules = [module for module in (backbone, mrp) if module is not None]
-    for module in modules:
-        for name, weight in module.named_parameters():
+    checkpoint = Checkpoint(path, config, raw, *load_networks(path, config, source, options), options.shard)
+    for network in checkpoint.networks:
+        for name, weight in network.named_parameters():
             if not is_within(weight, torch.finfo(torch.float64).max):
                 raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {weight.dtype}")
-        module.to(options.device).eval().requires_grad_(False)
-        for owner in module.modules():
+        network.to(options.device).eval().requires_grad_(False)
+        for owner in network.modules():
             for name, table in owner.named_buffers(recurse=False):  # no file has them: weights have their type already
                 if table.is_floating_point():
                     setattr(owner, name, table.to(options.dtype))
-    if mrp is not None and options.mrp_zero:
-        mrp.scale = 0.0
-    return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
+    return checkpoint
 
 
 def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
@@ -176,13 +142,6 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] 
             else:
                 size += weight.numel() * dtype.itemsize
     return size
-
-
-def empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
-    """The networks of a config on the meta device, which have shapes and no numbers."""
-    with torch.device("meta"), _WithoutInit():
-        backbone = family_named(config.family).network(config)
-        return backbone, Mrp(config, config.mrp) if config.mrp else None
 
 
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp: Mrp | None) -> None:

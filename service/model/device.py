@@ -6,13 +6,14 @@ group counts, not the machine's memory.
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from service.errors import SettingsError
+from service.errors import MrpServeError, SettingsError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: The texts by which torch, Triton and NVIDIA's libraries say "out of memory" in errors of other types. A full device
@@ -141,6 +142,17 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     earlier = error.__cause__ or error.__context__
     return isinstance(error, RuntimeError) and earlier is not None and is_out_of_memory(earlier)
+
+
+@contextmanager
+def out_of_memory_as(failure: MrpServeError) -> Iterator[None]:
+    """Raises the failure if memory runs out inside."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise failure from error
 
 
 def use_device(device: torch.device) -> None:

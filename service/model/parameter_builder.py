@@ -3,11 +3,10 @@
 There is never a second copy of more than one weight, or of more than one slice that is quantized.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,17 +16,20 @@ from service.model.config import ModelConfig, Shard
 from service.model.quantization.layers import QuantizedTensor, quantized, row_peaks
 from service.model.quantization.prequantized import PrequantizedWeights, column_scales
 from service.model.quantization.schemes import QuantScheme
-from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, WeightSource
+from service.model.weight_mapping import ShardDim, WeightMapping, WeightSlice, WeightSource
 
 
-class TensorOptions(NamedTuple):
-    """The device, the type and the shard of new parameters."""
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """An operator's options of loading. None keeps the checkpoint's value."""
 
-    device: str
-    dtype: torch.dtype
-    shard: Shard = Shard()
-    #: only parameters with one of these weights are built, others stay on the meta device. None: all are built
-    changed: Collection[str] | None = None
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    block_size: int | None = None
+    mrp_residual: bool | None = None
+    mrp_scale: float | None = None
+    quantization: str | None = None  # a name in `QUANT_SCHEMES` for the layers' weights
+    shard: Shard = Shard()  # the shard of the model for one of several tensor-parallel devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class ParameterBuilder:
     path: Path
     config: ModelConfig
     source: WeightSource
-    options: TensorOptions
+    options: LoadOptions
 
     def concatenated(self, shape: torch.Size, mapping: WeightMapping) -> Tensor:
         dtype = self.options.dtype
@@ -50,7 +52,7 @@ class ParameterBuilder:
             self._check_shape(part, target.shape, weight.shape)
             if not weight.is_floating_point() or weight.itemsize < 2:
                 raise CheckpointError(f"{self.path}: {part.name!r} is {weight.dtype}, which is no wide weight")
-            target.copy_(self._shard_of(weight, _fused(target.shape, part.shard)))
+            target.copy_(self._shard_of(weight, part.shards, target.shape))
         return parameter
 
     def prequantized(self, shape: torch.Size, mapping: WeightMapping) -> QuantizedTensor | None:
@@ -101,11 +103,10 @@ class ParameterBuilder:
 
     def _peaks(self, part: WeightSlice) -> Tensor | None:
         """The largest number of each whole row, if this rank has a part of each row; else None."""
-        if part.shard is None or self.options.shard.size == 1:
+        if not part.shards or self.options.shard.size == 1:
             return None
         weight = self.source.read(self._checked_name(part))
-        dim = part.shard.dim if isinstance(part.shard, ShardDim) else part.shard[0][1].dim
-        if dim != weight.ndim - 1:
+        if part.shards[0].dim != weight.ndim - 1:
             return None
         return row_peaks(weight.to(self.options.dtype)).to(self.options.device)
 
@@ -115,42 +116,34 @@ class ParameterBuilder:
         return part.name
 
     def _check_shape(self, part: WeightSlice, target: torch.Size, shape: torch.Size) -> None:
-        sizes, fused = list(target), _fused(target, part.shard)
-        for dim in {shard.dim for _, shard in fused}:
-            sizes[dim] = sum(size * self._num_pieces(shard) for size, shard in fused)
+        sizes = list(target)
+        for dim in {shard.dim for shard in part.shards}:
+            sizes[dim] = sum((shard.size or target[dim]) * self._num_pieces(shard) for shard in part.shards)
         if list(shape) != sizes:
             raise CheckpointError(f"{self.path}: {part.name!r} has shape {list(shape)}, config.json implies {sizes}")
 
     def _quantized_shard(self, part: WeightSlice, shape: torch.Size, weight: QuantizedTensor) -> QuantizedTensor:
         self._check_shape(part, shape, weight.values.shape)
-        fused = _fused(shape, part.shard)
-        if not fused or self.options.shard.size == 1:
+        if not part.shards or self.options.shard.size == 1:
             return weight
-        values, (_, first) = self._shard_of(weight.values, fused), fused[0]
-        if first.dim == 0:
-            return QuantizedTensor(values, self._shard_of(weight.scales, fused))
+        values = self._shard_of(weight.values, part.shards, shape)
+        if part.shards[0].dim == 0:
+            return QuantizedTensor(values, self._shard_of(weight.scales, part.shards, shape))
         depth = weight.values.shape[1]
-        columns = self.options.shard.piece(depth, self._num_pieces(first))
+        columns = self.options.shard.piece(depth, self._num_pieces(part.shards[0]))
         return QuantizedTensor(values, column_scales(weight.scales, depth, columns))
 
-    def _shard_of(self, weight: Tensor, fused: FusedShards) -> Tensor:
-        """This rank's shard of a published weight; a view where it is in one piece."""
-        rank, start, shards = self.options.shard, 0, list[Tensor]()
-        if rank.size == 1 or not fused:
+    def _shard_of(self, weight: Tensor, shards: tuple[ShardDim, ...], target: torch.Size) -> Tensor:
+        """This rank's shard of a published weight, of the target's shape; a view where it is in one piece."""
+        rank, start, parts = self.options.shard, 0, list[Tensor]()
+        if rank.size == 1 or not shards:
             return weight
-        for size, shard in fused:
-            pieces = self._num_pieces(shard)
+        for shard in shards:
+            size, pieces = shard.size or target[shard.dim], self._num_pieces(shard)
             first = rank.piece(size * pieces, pieces).start
-            shards.append(weight.narrow(shard.dim, start + first, size))
+            parts.append(weight.narrow(shard.dim, start + first, size))
             start += size * pieces
-        return shards[0] if len(shards) == 1 else torch.cat(shards, fused[0][1].dim)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, shards[0].dim)
 
     def _num_pieces(self, shard: ShardDim) -> int:
         return self.options.shard.num_kv_pieces(self.config) if shard.kv_heads else self.options.shard.size
-
-
-def _fused(shape: torch.Size, shard: ShardDim | FusedShards | None) -> FusedShards:
-    """The shards of the matrices in a published weight. `shape`: the shape of this rank's shard."""
-    if isinstance(shard, ShardDim):
-        return ((shape[shard.dim], shard),)
-    return shard or ()

@@ -25,12 +25,11 @@ class ShardDim(NamedTuple):
 
     dim: int
     kv_heads: bool = False  # whether the slices are heads of keys or values. Several ranks may hold the same ones
+    size: int | None = None  # this rank's size of one of the matrices that a weight fuses; None for a weight of one
 
 
 #: each rank has a slice of the rows, or of the columns
 ROWS, COLUMNS = ShardDim(0), ShardDim(1)
-#: The fused matrices of one published weight: (this rank's size, how it is sharded) of each. The dimension is the same.
-FusedShards = tuple[tuple[int, ShardDim], ...]
 
 
 class WeightSlice(NamedTuple):
@@ -38,7 +37,7 @@ class WeightSlice(NamedTuple):
 
     name: str
     indices: tuple[int | slice, ...] = ()  # of the slice in the parameter; () for the whole
-    shard: ShardDim | FusedShards | None = None  # None for a weight that every rank has whole
+    shards: tuple[ShardDim, ...] = ()  # one for each matrix, along the same dimension; () if every rank has it whole
     exact: bool = False  # the slice is at least in fp32, even if other weights have a narrower type
 
 
@@ -50,7 +49,7 @@ def stacked(matrices: Iterable[tuple[str, int, ShardDim]], index: tuple[int | sl
     """Matrices below each other: name, height and shard dimension. `index`: the index of the resulting matrix."""
     slices, start = list[WeightSlice](), 0
     for name, height, shard in matrices:
-        slices.append(WeightSlice(name, (*index, slice(start, start + height)), shard))
+        slices.append(WeightSlice(name, (*index, slice(start, start + height)), (shard,)))
         start += height
     return slices
 

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from service.errors import CheckpointError, OutOfMemory
-from service.model.checkpoint import Checkpoint, LoadOptions, config_of, empty_networks
+from service.model.checkpoint import Checkpoint, config_of
 from service.model.config import CheckedUpdate, ModelConfig, Shard
-from service.model.device import give_back, is_out_of_memory
+from service.model.device import give_back, out_of_memory_as
 from service.model.files import read_config, resolve
-from service.model.parameter_builder import TensorOptions
+from service.model.parameter_builder import LoadOptions
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import PublishedScheme, published_scheme
 from service.model.weight_mapping import WeightSource
-from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, is_within, load_weights
+from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, is_within, load_networks
 
 
 def check_update(
@@ -76,23 +76,17 @@ def load_update(
     source: WeightSource = OverlaidWeights(sources)
     if len(paths) == 1 and (published := _published_scheme_of(paths[0])):  # the weights of the start
         source = PrequantizedWeights(sources[0], published)
-    backbone, mrp = empty_networks(options.shard.divide(served))
-    tensors = TensorOptions("cpu", options.dtype, options.shard, sources[-1].names if newest_only else None)
-    load_weights(paths[-1], served, (backbone, mrp), source, tensors)
-    if served.tie_word_embeddings:
-        backbone.tie()
-    return Checkpoint(paths[-1], served, {}, backbone, mrp, options.shard)
+    changed = sources[-1].names if newest_only else None
+    networks = load_networks(paths[-1], served, source, replace(options, device="cpu"), changed)
+    return Checkpoint(paths[-1], served, {}, *networks, options.shard)
 
 
 @torch.no_grad()
 def apply_update(served: Checkpoint, loaded: Checkpoint) -> None:
     """Copies loaded weights into the served ones. No forward may run meanwhile."""
-    pairs: list[tuple[nn.Module, nn.Module]] = [(served.backbone, loaded.backbone)]
-    if served.mrp is not None and loaded.mrp is not None:
-        pairs.append((served.mrp, loaded.mrp))
-    for module, new_module in pairs:
-        new_tensors = new_module.state_dict()
-        for name, tensor in module.state_dict().items():
+    for network, new_network in zip(served.networks, loaded.networks, strict=True):
+        new_tensors = new_network.state_dict()
+        for name, tensor in network.state_dict().items():
             new = new_tensors.get(name)  # a layer that is not updated is not quantized, so its tensors differ in name
             if new is not None and not new.is_meta:
                 tensor.copy_(new)
@@ -107,27 +101,20 @@ def drop_weights(served: Checkpoint) -> None:
 
 def restore_weights(served: Checkpoint, device: torch.device) -> None:
     """Takes memory for all weights again, without numbers. OutOfMemory changes nothing."""
-    try:
+    with out_of_memory_as(OutOfMemory("the device has no memory for the weights", retry_after=1.0)):
         _replace_tensors(served, device)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemory("the device has no memory for the weights", retry_after=1.0) from None
 
 
 @torch.no_grad()
 def _replace_tensors(served: Checkpoint, device: torch.device) -> None:
     """Replaces every tensor that an update fills by an empty one on a device. Shared tensors stay shared."""
-    modules = [module for module in (served.backbone, served.mrp) if module is not None]
-    tensors = [
-        (module, name, tensor) for module in modules for name, tensor in module.state_dict(keep_vars=True).items()
-    ]
+    tensors = [(network, *item) for network in served.networks for item in network.state_dict(keep_vars=True).items()]
     empty = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for _, _, tensor in tensors}
-    for module, name, tensor in tensors:
+    for network, name, tensor in tensors:
         owner, _, leaf = name.rpartition(".")
         new = empty[id(tensor)]
         is_parameter = isinstance(tensor, nn.Parameter)
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(new, requires_grad=False) if is_parameter else new)
+        setattr(network.get_submodule(owner), leaf, nn.Parameter(new, requires_grad=False) if is_parameter else new)
 
 
 def _needed(shapes: Sequence[WeightFiles]) -> list[int]:
@@ -142,7 +129,7 @@ def _needed(shapes: Sequence[WeightFiles]) -> list[int]:
 
 def _build(path: Path, config: ModelConfig, source: WeightSource, options: LoadOptions) -> None:
     """Builds networks without numbers. CheckpointError if a weight is missing, not used or of another shape."""
-    load_weights(path, config, empty_networks(config), source, TensorOptions("meta", options.dtype, Shard()))
+    load_networks(path, config, source, replace(options, device="meta", shard=Shard()))
 
 
 def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, partial: bool, has_mrp: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from service.errors import CheckpointError
 from service.model.backbone import Backbone
@@ -18,7 +19,7 @@ from service.model.config import ModelConfig
 from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
 from service.model.mrp import Mrp
-from service.model.parameter_builder import ParameterBuilder, TensorOptions
+from service.model.parameter_builder import LoadOptions, ParameterBuilder
 from service.model.quantization.layers import replace_layer
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import QuantScheme, is_quantized, scheme_named
@@ -81,30 +82,58 @@ class OverlaidWeights:
         return self._owners[name].read(name)
 
 
-def load_weights(
-    path: Path, config: ModelConfig, modules: tuple[Backbone, Mrp | None], source: WeightSource, options: TensorOptions
-) -> None:
-    """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
+class _WithoutInit(TorchFunctionMode):
+    """Modules made inside draw no random weights.
+
+    A checkpoint's weights replace them. On the meta device torch would import its whole compiler to draw them.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func is torch.nn.init.normal_ else func(*args, **kwargs)
+
+
+def empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
+    """The networks of a config on the meta device, which have shapes and no numbers."""
+    with torch.device("meta"), _WithoutInit():
+        return Backbone(config), Mrp(config, config.mrp) if config.mrp else None
+
+
+def load_networks(
+    path: Path,
+    config: ModelConfig,
+    source: WeightSource,
+    options: LoadOptions,
+    changed: Collection[str] | None = None,
+) -> tuple[Backbone, Mrp | None]:
+    """Backbone and MRP with the weights of a source, or the shard of them that the options name.
 
     Each parameter is built on its device (`parameter_builder.py`). CheckpointError names the `path` and the weight that
-    is missing, not used or of another shape. `config`: the config of the whole model; the modules may be a shard of it.
+    is missing, not used or of another shape. `config`: the config of the whole model. `changed`: only parameters with
+    one of these weights are built, others stay on the meta device. None: all are built.
     """
     shard_config = options.shard.divide(config)
+    networks = empty_networks(shard_config)
     builder = ParameterBuilder(path, config, source, options)
     unused = set(source.names)
     if config.tie_word_embeddings:
         unused.discard("lm_head.weight")
     scheme = None if config.quantization is None else scheme_named(config.quantization)
-    for target in list(_targets(shard_config, *modules)):
+    for target in list(_targets(shard_config, *networks)):
         mapping = target.mapping_in(source.names)
         names = {part.name for part in mapping}
-        if options.changed is None or not names.isdisjoint(options.changed):
+        if changed is None or not names.isdisjoint(changed):
             _replace(target, builder, mapping, scheme if is_quantized(target.name) else None)
         unused -= names
     if any(name.startswith(MRP_PREFIX) and ".experts." in name for name in unused):
         raise CheckpointError(f"{path}: its MRP module has experts, which is not supported: MRP's layers are dense")
     if unused:
         raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
+    if config.tie_word_embeddings:
+        networks[0].tie()
+    return networks
 
 
 def published_weights(

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from msgspec import structs
@@ -41,6 +41,7 @@ from service.parallel.process_group import ProcessGroup
 from service.settings.defaults import STEP_TIMEOUT_S
 from service.tracebacks import type_and_line
 
+_T = TypeVar("_T")
 #: seconds for a process to start, which imports torch, and to end when its socket is closed
 _START_S, _END_S = 120.0, 5.0
 #: seconds in which a rank that made an operation fail reports its error, or is seen to have ended
@@ -179,56 +180,31 @@ class TensorParallelExecutor:
         CheckpointError as in `model.weight_update`; all ranks then keep the served weights.
         """
         paths, served = tuple(str(resolve(folder)) for folder in folders), self._checkpoint
-        for worker in self._workers:
-            part = replace(options, shard=Shard(worker.rank, self.size))
-            worker.send(messages.LoadShard(paths, part, newest_only))
-        try:
-            part = replace(options, shard=Shard(0, self.size))
-            fresh = load_update(paths, served.config, part, newest_only=newest_only)
-        finally:
-            answers = self._answers(None)
-        problem = next((ready.problem for ready in answers if ready.problem is not None), None)
-        if problem is not None:
-            raise problem
-        return fresh
+        parts = [replace(options, shard=Shard(rank, self.size)) for rank in range(self.size)]
+        return self._together(
+            lambda rank: messages.LoadShard(paths, parts[rank], newest_only),
+            partial(load_update, paths, served.config, parts[0], newest_only=newest_only),
+        )
 
     def apply(self, fresh: Checkpoint) -> None:
         """Replaces the served weights by the fetched ones, on all ranks. No forward may be under way."""
-        served = self._checkpoint
-        for worker in self._workers:
-            worker.send(messages.ApplyShard())
-        apply_update(served, fresh)
-        self._answers(None)
+        self.change("apply_update", partial(apply_update, self._checkpoint, fresh))
 
     def drop_weights(self) -> None:
         """Gives the memory of the weights back, on all ranks. No forward may run before `restore_weights`."""
-        self.give_memory("weights", partial(drop_weights, self._checkpoint))
+        self.change("drop_weights", partial(drop_weights, self._checkpoint))
 
     def restore_weights(self) -> None:
         """Takes the memory of the weights again, on all ranks, without numbers. OutOfMemory changes nothing."""
-        served = self._checkpoint
-        take = partial(restore_weights, served, torch.device(self._device(0)))
-        self.take_memory("weights", take, partial(drop_weights, served))
-
-    def give_memory(self, part: messages.MemoryPart, give: Callable[[], None]) -> None:
-        for worker in self._workers:
-            worker.send(messages.SetMemory(part, present=False))
-        give()
-        self._answers(None)
-
-    def take_memory(self, part: messages.MemoryPart, take: Callable[[], None], give: Callable[[], None]) -> None:
-        """Takes the memory of a part again, on all ranks. OutOfMemory: all ranks have given theirs back."""
-        for worker in self._workers:
-            worker.send(messages.SetMemory(part, present=True))
-        problems: list[MrpServeError | None] = [None]
         try:
-            take()
-        except OutOfMemory as error:
-            problems[0] = error
-        problems += [ready.problem for ready in self._answers(None)]
-        if (problem := next(filter(None, problems), None)) is not None:
-            self.give_memory(part, give)
-            raise problem
+            self.change("restore_weights", partial(restore_weights, self._checkpoint, torch.device(self._device(0))))
+        except OutOfMemory:
+            self.drop_weights()
+            raise
+
+    def change(self, action: messages.Action, local: Callable[[], None]) -> None:
+        """Changes the state of all ranks. `local`: changes this one's. OutOfMemory if any rank has too little."""
+        self._together(lambda _: messages.ChangeState(action), local)
 
     def memory(self) -> DeviceMemory:
         """The memory of the rank with the least, for its cache and its forwards; on a CPU, a rank's share."""
@@ -246,11 +222,6 @@ class TensorParallelExecutor:
         networks = DriverNetworks(self, checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
         self._answers(None)
         return networks
-
-    def seal(self) -> None:
-        for worker in self._workers:
-            worker.send(messages.SealGraphs())
-        self._answers(None)
 
     def run(self, local: PlannedForward, which: Network, group: RowGroup) -> Tensor:
         """A forward on all ranks, `[R, L, H]`. `local`: the part of this one.
@@ -283,6 +254,18 @@ class TensorParallelExecutor:
         for worker in self._workers:
             worker.wait()
         self._folder.cleanup()
+
+    def _together(self, command_of: Callable[[int], messages.Command], local: Callable[[], _T]) -> _T:
+        """Sends each worker its command, and does this rank's part. Once all are done, raises the error of a rank."""
+        for worker in self._workers:
+            worker.send(command_of(worker.rank))
+        try:
+            result = local()
+        finally:
+            problems = [ready.problem for ready in self._answers(None)]
+        if (problem := next(filter(None, problems), None)) is not None:
+            raise problem
+        return result
 
     def _answers(self, timeout_s: float | None) -> list[messages.WorkerReady]:
         return [worker.answer(timeout_s) for worker in self._workers]
@@ -320,14 +303,17 @@ class DriverNetworks(ModelForward):
         return PlannedForward(local.order, lambda: self._executor.run(local, network, group))
 
     def seal(self) -> None:
-        self._executor.seal()
-        super().seal()
+        self._executor.change("seal", super().seal)
 
     def release_cache(self) -> None:
-        self._executor.give_memory("kv_cache", super().release_cache)
+        self._executor.change("release_cache", super().release_cache)
 
     def restore_cache(self) -> None:
-        self._executor.take_memory("kv_cache", super().restore_cache, super().release_cache)
+        try:
+            self._executor.change("restore_cache", super().restore_cache)
+        except OutOfMemory:
+            self.release_cache()
+            raise
 
 
 def _check(size: int, device: str) -> None:

@@ -17,8 +17,8 @@ from service.ipc.messagepack import Extension, MessagePack
 from service.model import LoadOptions
 from service.model.device import DeviceMemory
 
-#: the parts of a rank's memory that sleep gives back
-MemoryPart = Literal["kv_cache", "weights"]
+#: changes of a rank's state: `model.weight_update` has those of weights, `ModelForward` the others
+Action = Literal["apply_update", "drop_weights", "restore_weights", "release_cache", "restore_cache", "seal"]
 
 
 class Join(Data, frozen=True, tag=1):
@@ -48,8 +48,10 @@ class LoadShard(Data, frozen=True, tag=3):
     newest_only: bool
 
 
-class ApplyShard(Data, frozen=True, tag=4):
-    """Replaces the served weights by the loaded ones."""
+class ChangeState(Data, frozen=True, tag=4):
+    """Changes a rank's state, as all other ranks change theirs."""
+
+    action: Action
 
 
 class OpenNetworks(Data, frozen=True, tag=5):
@@ -102,17 +104,6 @@ class ForwardCommand(Data, frozen=True, tag=6):
         return RowGroup(rows, range(len(rows)), self.width)
 
 
-class SealGraphs(Data, frozen=True, tag=7):
-    """Forwards are no longer captured as CUDA graphs: all ranks run the same shapes with and without one."""
-
-
-class SetMemory(Data, frozen=True, tag=8):
-    """Gives the memory of a part back, or takes it again, without its numbers."""
-
-    part: MemoryPart
-    present: bool
-
-
 class WorkerReady(Data, frozen=True, tag=1):
     """The last message is handled."""
 
@@ -127,7 +118,7 @@ class WorkerFailed(Data, frozen=True, tag=2):
 
 
 #: messages to a worker
-Command = Join | LoadCheckpoint | LoadShard | ApplyShard | OpenNetworks | ForwardCommand | SealGraphs | SetMemory
+Command = Join | LoadCheckpoint | LoadShard | ChangeState | OpenNetworks | ForwardCommand
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -60,15 +60,13 @@ class Worker:
                 self._checkpoint = load_checkpoint(path, options)
                 self._checkpoint.make_tensor_parallel(self._group.all_reduce)
                 return messages.WorkerReady(memory_of(self._device))
-            case messages.ApplyShard():
-                apply_update(self._checkpoint, self._fresh)
-                del self._fresh
-            case messages.SealGraphs():
-                self._networks.seal()
             case messages.OpenNetworks():
                 self._open(command)
-            case messages.SetMemory():
-                return self._set_memory(command)
+            case messages.ChangeState(action):
+                try:
+                    self._change(action)
+                except OutOfMemory as error:
+                    return messages.WorkerReady(problem=error)
         return messages.WorkerReady()
 
     def _open(self, command: messages.OpenNetworks) -> None:
@@ -90,20 +88,21 @@ class Worker:
         with suppress(EOFError):  # then this process ends
             self._send(messages.WorkerReady(problem=problem))
 
-    def _set_memory(self, command: messages.SetMemory) -> messages.WorkerReady:
-        try:
-            match command.part, command.present:
-                case "kv_cache", False:
-                    self._networks.release_cache()
-                case "kv_cache", True:
-                    self._networks.restore_cache()
-                case "weights", False:
-                    drop_weights(self._checkpoint)
-                case "weights", True:
-                    restore_weights(self._checkpoint, self._device)
-        except OutOfMemory as error:
-            return messages.WorkerReady(problem=error)
-        return messages.WorkerReady()
+    def _change(self, action: messages.Action) -> None:
+        match action:
+            case "apply_update":
+                apply_update(self._checkpoint, self._fresh)
+                del self._fresh
+            case "drop_weights":
+                drop_weights(self._checkpoint)
+            case "restore_weights":
+                restore_weights(self._checkpoint, self._device)
+            case "release_cache":
+                self._networks.release_cache()
+            case "restore_cache":
+                self._networks.restore_cache()
+            case "seal":
+                self._networks.seal()
 
     @torch.inference_mode()
     def _forward(self, command: messages.ForwardCommand) -> None:

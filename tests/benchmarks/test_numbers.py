@@ -20,7 +20,7 @@ from service.decode.modes import Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.errors import CheckpointError
 from service.ipc.connections import tune_interpreter
-from service.model import LoadOptions, load_checkpoint, parse_config
+from service.model import load_checkpoint, parse_config
 from service.quality.calibration.prompts import PromptTask
 from tests.tiny import GOLDEN, tiny_config
 
@@ -32,7 +32,8 @@ FOLDER = GOLDEN / "sdar-mrp-random-a"
 
 @pytest.fixture(scope="module")
 def engines():
-    zero = load_checkpoint(FOLDER, LoadOptions(mrp_zero=True))
+    zero = load_checkpoint(FOLDER)
+    zero.mrp.scale = 0.0
     return {"mrp": Engine(load_checkpoint(FOLDER)), "zero": Engine(zero)}
 
 

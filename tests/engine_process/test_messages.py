@@ -115,10 +115,8 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.Join(1, 2, "cpu", "store", 60.0, ordered=True, threads=3),
         ranks.LoadCheckpoint("folder", options),
         ranks.LoadShard(("folder", "other"), options, newest_only=True),
-        ranks.ApplyShard(),
-        ranks.SetMemory("kv_cache", present=False),
+        ranks.ChangeState("restore_cache"),
         ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager", cuda_graphs=True),
-        ranks.SealGraphs(),
     ]
     assert [crossed(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]

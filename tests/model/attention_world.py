@@ -1,9 +1,11 @@
-"""Rows over a paged cache with what attention by its definition gives for each. Needs torch alone."""
+"""Rows over a paged cache with what attention by its definition gives for each."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from service.model import parse_config
@@ -40,6 +42,12 @@ class Shape:
     before: int
     final: int
     states: int
+
+
+def shapes(before: int, final: int, states: int) -> st.SearchStrategy[Shape]:
+    """Sequences of at most so many blocks of each kind."""
+    made = st.builds(Shape, st.integers(0, before), st.integers(0, final), st.integers(0, states))
+    return made.filter(lambda shape: shape.final + shape.states > 0)
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,14 @@ class World:
         heads, kv_heads = self.kind.heads
         q, k, v = together.to(self.cache.keys).split((heads, kv_heads, kv_heads), 2)
         return q, k, v
+
+    def check_in_parts(self, attention: AttentionBackend, rng: random.Random) -> None:
+        """Halves and any other parts in order find what those before them wrote."""
+        rows = self.all_rows
+        while rows:
+            count = rng.choice([len(rows), rng.randint(1, len(rows))])
+            self.check(attention, rows[:count])
+            del rows[:count]
 
     def check(
         self, attention: AttentionBackend, rows: Sequence[RowKv], width: int | None = None

@@ -14,25 +14,23 @@ from service.model import parse_config, triton_support
 from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, resolve_backend
 from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
-from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, prefix_units
+from service.model.attention.shared_prefix import PrefixUnit, prefix_units
 from service.settings.settings import Settings
-from tests.model.attention_world import Kind, Shape, World, row_at
+from tests.model.attention_world import Kind, Shape, World, row_at, shapes
 from tests.tiny import tiny_config
 
 DIM = 8
 HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
 
 
-shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4)).filter(
-    lambda shape: shape.final + shape.states > 0
-)
+SHAPES = shapes(9, 7, 4)
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 4, 8]),
     st.sampled_from(HEADS),
-    st.lists(shapes, min_size=1, max_size=6),
+    st.lists(SHAPES, min_size=1, max_size=6),
     st.sampled_from([(1, 0), (2, 0), (4, 3), (64, 0), (64, 20), (64, 10**6)]),
     st.integers(0, NUM_SPARE),
     st.integers(0, 2**31),
@@ -46,15 +44,11 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "_MAX_TOKENS", limits[0] * size)
         patch.setattr(eager, "_PADDING", {"cpu": limits[1] * size})
-        rows = world.all_rows
-        while rows:  # halves and any other parts in order find what those before them wrote
-            count = rng.choice([len(rows), rng.randint(1, len(rows))])
-            world.check(attention_backend(world.cache), rows[:count])
-            del rows[:count]
+        world.check_in_parts(attention_backend(world.cache), rng)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(shapes, min_size=1, max_size=4), st.integers(0, 9))
+@given(st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(SHAPES, min_size=1, max_size=4), st.integers(0, 9))
 def test_with_a_width_every_row_is_computed_in_one_shape(
     size: int, heads: tuple[int, int], of: list[Shape], seed: int
 ) -> None:
@@ -118,19 +112,11 @@ class TestPart:
         assert (part.out.shape, part.out.dtype, part.lse.shape) == (q.shape, torch.float16, q.shape[:3])
 
 
-class TestUnits:
-    LIMITS = BatchLimits(rows=64, padding=100)
-
-    def test_a_prompt_is_cut_into_units_that_read_what_lies_before_them(self) -> None:
-        pages = [0] * 300
-        rows = [row_at(pages, index, writes_kv=True) for index in range(10, 150)] + [
-            row_at(pages, 150, writes_kv=False)
-        ]
-        assert prefix_units(rows, 64) == [
-            PrefixUnit(0, 64, 10, pages),
-            PrefixUnit(64, 64, 74, pages),
-            PrefixUnit(128, 13, 138, pages),
-        ]
+def test_a_prompt_is_cut_into_units_that_read_what_lies_before_them() -> None:
+    pages = [0] * 300
+    rows = [row_at(pages, index, writes_kv=index < 150) for index in range(10, 151)]
+    starts = [(0, 64, 10), (64, 64, 74), (128, 13, 138)]
+    assert prefix_units(rows, 64) == [PrefixUnit(*start, pages) for start in starts]
 
 
 def test_states_of_one_sequence_copy_their_prefix_once() -> None:

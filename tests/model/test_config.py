@@ -10,9 +10,9 @@ import pytest
 
 from service.errors import CheckpointError
 from service.model import MrpConfig, parse_config
-from service.model.checkpoint import empty_networks
 from service.model.config import ExpertsConfig
 from service.model.files import read_config, resolve
+from service.model.weights import empty_networks
 from tests.tiny import EXPERTS, LLADA2, tiny_config
 
 

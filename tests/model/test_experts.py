@@ -65,18 +65,14 @@ def test_both_ways_to_group_tokens_agree(tokens: int) -> None:
     torch.testing.assert_close(mlp(x, True), mlp(x, False), rtol=0, atol=1e-12)
 
 
-def answers_beside_others(dtype: torch.dtype, fixed_shapes: bool) -> list[torch.Tensor]:
-    """Those of one token at any place among 15 others."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_fixed_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
+    """At any place among 15 others."""
     mlp, rng = layer(dtype), torch.Generator().manual_seed(1)
     companions, vector = torch.randn(60, 16, 48, generator=rng).to(dtype), torch.randn(48, generator=rng).to(dtype)
     for number, x in enumerate(companions):
         x[number % 16] = vector
-    return [mlp(x[None], fixed_shapes)[0, number % 16] for number, x in enumerate(companions)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_in_fixed_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
-    first, *more = answers_beside_others(dtype, fixed_shapes=True)
+    first, *more = (mlp(x[None], True)[0, number % 16] for number, x in enumerate(companions))
     assert all(torch.equal(answer, first) for answer in more)
 
 

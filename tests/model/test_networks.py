@@ -71,10 +71,3 @@ def test_residual_scale_and_direct() -> None:
     torch.testing.assert_close(twice, anchor + 2 * change)
     torch.testing.assert_close(direct, change)
     assert change.abs().max() > 0.01
-
-
-def test_a_zeroed_mrp_changes_nothing() -> None:
-    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(mrp_zero=True))
-    reference, tokens = Reference(checkpoint), list(range(16))
-    anchor = reference.hidden(tokens)
-    torch.testing.assert_close(reference.refined(tokens, anchor), anchor)

@@ -21,6 +21,7 @@ from service.model.quantization.prequantized import dequantized
 from service.model.quantization.schemes import published_scheme
 from service.model.weight_update import check_update
 from service.model.weights import WeightFiles
+from tests.model.test_weights import change_config, change_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_config
 
 TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
@@ -96,15 +97,10 @@ def publish(folder: Path, source: str, name: str, wide: tuple[str, ...] = ("lm_h
     return small, meant
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | changes))
-
-
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Every weight of a checkpoint, wide."""
     weights = dict[str, Tensor]()
-    for network in filter(None, (checkpoint.backbone, checkpoint.mrp)):
+    for network in checkpoint.networks:
         kind = type(network).__name__
         weights |= {f"{kind}.{name}".removesuffix(".weight"): weight for name, weight in network.named_parameters()}
         weights |= {f"{kind}.{name}": layer.weight for name, layer in small_layers(network).items()}
@@ -125,9 +121,8 @@ def test_a_format_is_the_numbers_that_it_means(tmp_path: Path, source: str, name
     for key, weight in theirs.items():
         torch.testing.assert_close(ours[key], weight, rtol=1e-6, atol=0)
     assert small.config.quantization == FORMATS[name][2]
-    networks = [network for network in (small.backbone, small.mrp) if network is not None]
-    tensors = [tensor for network in networks for tensor in network.parameters()]
-    layers = [layer for network in networks for layer in small_layers(network).values()]
+    tensors = [tensor for network in small.networks for tensor in network.parameters()]
+    layers = [layer for network in small.networks for layer in small_layers(network).values()]
     tensors += [tensor for layer in layers for tensor in layer.buffers()]
     assert sum(tensor.nbytes for tensor in tensors) == weight_bytes(small.config, small.dtype)
     assert not small.wide_layers
@@ -206,8 +201,8 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 )
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
     small, _ = publish(tmp_path, GOLDEN_NAMES[0], name)
-    weights = load_file(small / "model.safetensors") | change
-    save_file({key: weight for key, weight in weights.items() if weight is not None}, small / "model.safetensors")
+    change_weights(small, lambda weights: [weights.pop(key, None) for key in change])
+    change_weights(small, lambda weights: weights.update({key: new for key, new in change.items() if new is not None}))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(small)
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from service.errors import CheckpointError
 from service.model import LoadOptions, parse_config, save_checkpoint
 from service.model.checkpoint import config_of
 from service.model.files import display_name, pinned, read_config, revision_of
-from tests.tiny import tiny_checkpoint, tiny_config
+from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint, tiny_config
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "modules.md"
 #: config.json of 1.7B in the published repository, src/models/SDAR-1.7B-MRP
@@ -64,19 +65,20 @@ def test_the_names_of_the_published_scripts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sdar-4b-mrp-3lyr-k3", "my-sdar-4b-mrp-3lyr-k2", "sdar-4b-mrp-1lyr", "models--other--sdar"]
+    ("location", "changes"),
+    [
+        ("sdar-4b-mrp-3lyr-k3", {}),
+        ("my-sdar-4b-mrp-3lyr-k2", {}),
+        ("sdar-4b-mrp-1lyr", {}),
+        ("models--other--sdar", {}),
+        ("models--someone--sdar-4b-mrp-3lyr-k2/snapshots/0123", {}),  # another owner
+        ("sdar-4b-mrp-3lyr", {"num_nextn_predict_layers": 0}),  # without MRP
+    ],
 )
-def test_other_names_are_not_known(tmp_path: Path, name: str) -> None:
-    raw = read_config(write(tmp_path / name, published("sdar-4b-mrp-3lyr")))
+def test_others_are_not_known(tmp_path: Path, location: str, changes: dict[str, Any]) -> None:
+    raw = read_config(write(tmp_path / location, published("sdar-4b-mrp-3lyr") | changes))
     assert raw["block_size"] == 4
     assert "mrp_scale" not in raw
-
-
-def test_the_same_name_of_another_owner_is_not_known(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path / "models--someone--sdar-4b-mrp-3lyr-k2" / "snapshots" / "0123", published("sdar-4b-mrp-3lyr")
-    )
-    assert read_config(folder)["block_size"] == 4
 
 
 def test_a_config_that_names_the_kind_wins_over_the_name(tmp_path: Path) -> None:
@@ -84,11 +86,6 @@ def test_a_config_that_names_the_kind_wins_over_the_name(tmp_path: Path) -> None
     config = parse_config(read_config(folder))
     assert config.mrp is not None
     assert (config.mrp.scale, config.block_size) == (1.0, 4)
-
-
-def test_a_backbone_without_mrp_is_not_known(tmp_path: Path) -> None:
-    raw = published("sdar-4b-mrp-3lyr") | {"num_nextn_predict_layers": 0}
-    assert read_config(write(tmp_path / "sdar-4b-mrp-3lyr", raw))["block_size"] == 4
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
@@ -106,9 +103,7 @@ def test_check_says_the_kind_and_its_source(tmp_path: Path, name: str, run_progr
     raw = {key: value for key, value in made.raw.items() if not key.startswith("mrp_")}
     save_checkpoint(tmp_path / name, raw, made.backbone, made.mrp)
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name / file).write_bytes(
-            (DOCUMENT.parents[1] / "tests/golden/sdar-mrp-random-a" / file).read_bytes()
-        )
+        copy(GOLDEN / GOLDEN_NAMES[0] / file, tmp_path / name)
     assert run_program("check", tmp_path / name, "--device", "cpu") == 0
     output = " ".join(capsys.readouterr().out.split())
     residual, scale = kind_of(name)

@@ -13,7 +13,7 @@ from service.decode.modes import MODES, Static
 from service.decode.registry import make_mode
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
-from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
+from service.model import LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
 from service.model.config import Shard
 from service.model.quantization import triton_matmul
@@ -21,6 +21,7 @@ from service.model.quantization.layers import (
     QuantizedExperts,
     QuantizedLinear,
     QuantizedTensor,
+    kernel_product,
     product,
     quantize_activations,
     quantized,
@@ -99,7 +100,7 @@ def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(scheme, name):
     whole = load_checkpoint(GOLDEN / name)
     small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme.name))
     tensors: list[torch.Tensor] = []
-    for module, original in zip(networks(small), networks(whole), strict=True):
+    for module, original in zip(small.networks, whole.networks, strict=True):
         kinds = (QuantizedLinear, QuantizedExperts)
         parts = {part: layer for part, layer in module.named_modules() if isinstance(layer, kinds)}
         weights = ((part, weight) for part, weight in original.named_parameters() if is_quantized(part))
@@ -112,10 +113,6 @@ def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(scheme, name):
         tensors += module.parameters()
     size = weight_bytes(small.config, small.dtype)
     assert sum(tensor.nbytes for tensor in tensors) == size < weight_bytes(whole.config, whole.dtype)
-
-
-def networks(checkpoint: Checkpoint) -> list[nn.Module]:
-    return [checkpoint.backbone] + ([checkpoint.mrp] if checkpoint.mrp else [])
 
 
 @EVERY_SCHEME
@@ -138,9 +135,9 @@ def test_experts_answer_as_their_widened_matrices_do_either_way(scheme):
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
 def test_ranks_have_the_numbers_of_one_device(scheme, name):
     """A row's scale is that of the whole row, where a rank has a part of it, too."""
-    whole = networks(load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme)))
+    whole = load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme)).networks
     options = [LoadOptions(quantization=scheme, shard=Shard(rank, 2)) for rank in (0, 1)]
-    ranks = [networks(load_checkpoint(GOLDEN / name, option)) for option in options]
+    ranks = [load_checkpoint(GOLDEN / name, option).networks for option in options]
     for number, module in enumerate(whole):
         for part, layer in module.named_modules():
             if part.endswith(("o_proj", "down_proj")):
@@ -249,7 +246,7 @@ def test_a_row_may_have_several_scales(scheme, rows):
     assert torch.equal(bits.dequantized(scheme), parts.flatten(1))
 
 
-@pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
+@EVERY_SCHEME
 @pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1), (300, 1)])
 def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, groups):
     """Some experts have no rows, the last has most."""
@@ -262,7 +259,7 @@ def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, gro
     ends = torch.tensor([0, count // 4, count // 4, count], dtype=torch.int32, device=triton_device)
     second, last = rows.double().split([count // 4, count - count // 4])
     wanted = torch.cat([second @ layer.weight[1].double().T, last @ layer.weight[3].double().T])
-    done = layer._by_kernel(rows, ends).double()
+    done = kernel_product(rows, layer.tensor, scheme, ends).double()
     torch.testing.assert_close(done, wanted, rtol=2e-2, atol=1e-2 * wanted.abs().max().item())
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,44 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.model.attention import AttentionBackend, attention_backend, tile_schedule
-from tests.model.attention_world import Kind, Shape, World
+from tests.model.attention_world import Kind, Shape, World, shapes
 
 HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
 
 
-def shapes(before: int, final: int, states: int) -> st.SearchStrategy[Shape]:
-    """Sequences of at most so many blocks of each kind."""
-    made = st.builds(Shape, st.integers(0, before), st.integers(0, final), st.integers(0, states))
-    return made.filter(lambda shape: shape.final + shape.states > 0)
-
-
 FEW = shapes(4, 3, 2)
-
-
-class Case(NamedTuple):
-    """A kind of world but for its device, its sequences, the shortest part of a prefix, and a seed."""
-
-    size: int
-    heads: tuple[int, int]
-    dim: int
-    dtype: torch.dtype
-    of: list[Shape]
-    split: int
-    seed: int
-
-
-def cases(of: st.SearchStrategy[Shape], most: int) -> st.SearchStrategy[Case]:
-    """Worlds of at most so many of these sequences."""
-    return st.builds(
-        Case,
-        st.sampled_from([1, 2, 3, 4, 8]),
-        st.sampled_from(HEADS),
-        st.sampled_from([8, 12, 16]),
-        st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
-        st.lists(of, min_size=1, max_size=most),
-        st.sampled_from([4, 8, 256]),
-        st.integers(0, 2**31),
-    )
+KINDS = st.builds(
+    Kind,
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.sampled_from(HEADS),
+    st.sampled_from([8, 12, 16]),
+    st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,23 +41,16 @@ def triton(world: World) -> AttentionBackend:
     return attention_backend(world.cache, "triton")
 
 
-def check(device: str, case: Case) -> None:
-    """However rows are cut into forwards and prefixes into parts. Nothing is read that nobody has written."""
-    world = World(Kind(case.size, case.heads, case.dim, case.dtype, device), case.of, case.seed)
-    rng = random.Random(case.seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_schedule, "MIN_SPLIT", case.split)
-        attention, rows = triton(world), world.all_rows
-        while rows:
-            count = rng.choice([len(rows), rng.randint(1, len(rows))])
-            world.check(attention, rows[:count])
-            del rows[:count]
-
-
 @settings(max_examples=8)
-@given(cases(FEW, 2))
-def test_rows_see_their_own_sequence_as_in_dense_attention(device: str, case: Case) -> None:
-    check(device, case)
+@given(KINDS, st.lists(FEW, min_size=1, max_size=2), st.sampled_from([4, 8, 256]), st.integers(0, 2**31))
+def test_rows_see_their_own_sequence_as_in_dense_attention(
+    device: str, kind: Kind, of: list[Shape], split: int, seed: int
+) -> None:
+    """However rows are cut into forwards and prefixes into parts. Nothing is read that nobody has written."""
+    world, rng = World(replace(kind, device=device), of, seed), random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tile_schedule, "MIN_SPLIT", split)
+        world.check_in_parts(triton(world), rng)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,7 @@ def reshaped(weights: dict[str, Tensor]) -> None:
 
 
 def without_mrp(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    save_file({n: w for n, w in weights.items() if not n.startswith("mrp")}, folder / "model.safetensors")
+    kept_weights(folder, backbone_alone)
     change_config(folder, num_mrp_heads=0, num_nextn_predict_layers=0)
 
 
@@ -170,33 +170,27 @@ def one_matrix(name: str) -> bool:
 OPTIONS = [LoadOptions(), LoadOptions(torch.bfloat16), LoadOptions(quantization="int8")]
 
 
-@pytest.mark.parametrize(
-    ("options", "newest_only"), [*((options, True) for options in OPTIONS), (LoadOptions(), False)]
-)
-def test_a_backbone_alone_leaves_mrp_as_it_is(tmp_path: Path, options: LoadOptions, newest_only: bool) -> None:
-    """Whether its config.json tells of MRP or not."""
-    backbone = kept_weights(other_weights(tmp_path / "backbone"), lambda name: not name.startswith("mrp"))
-    served, folders = load_checkpoint(FIRST, options), (str(FIRST), str(backbone))
-    assert check_update(folders, served.config, options) == (folders, False)
-    change_config(backbone, num_mrp_heads=0, num_nextn_predict_layers=0)
-    assert check_update(folders, served.config, options) == (folders, False)
-    apply_update(served, load_update(folders, served.config, options, newest_only=newest_only))
-    expected = expected_state(FIRST, backbone, options=options, tmp_path=tmp_path)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state(served).items())
+def backbone_alone(name: str) -> bool:
+    return not name.startswith("mrp")
+
+
+def mrp_alone(name: str) -> bool:
+    return name.startswith("mrp")
 
 
 @pytest.mark.parametrize(
     ("options", "newest_only"), [*((options, True) for options in OPTIONS), (LoadOptions(), False)]
 )
-@pytest.mark.parametrize("keep", [lambda name: name.startswith("mrp"), one_matrix], ids=["mrp", "one"])
-def test_any_weights_leave_the_others_as_they_are(
+@pytest.mark.parametrize("keep", [backbone_alone, mrp_alone, one_matrix])
+def test_some_weights_leave_the_others_as_they_are(
     tmp_path: Path, options: LoadOptions, newest_only: bool, keep: Callable[[str], bool]
 ) -> None:
-    """A part of a fused parameter, too. Such a folder needs no config.json."""
-    some = kept_weights(other_weights(tmp_path / "some"), keep)
-    (some / "config.json").unlink()
+    """A part of a fused parameter, too. Such a folder needs no config.json. A backbone's may tell of MRP or not."""
+    some, is_partial = kept_weights(other_weights(tmp_path / "some"), keep), keep is not backbone_alone
     served, folders = load_checkpoint(FIRST, options), (str(FIRST), str(some))
-    assert check_update(folders, served.config, options, partial=True) == (folders, keep("mrp"))
+    for change in ((some / "config.json").unlink,) if is_partial else (lambda: None, partial(without_mrp, some)):
+        change()
+        assert check_update(folders, served.config, options, partial=is_partial) == (folders, keep is mrp_alone)
     apply_update(served, load_update(folders, served.config, options, newest_only=newest_only))
     expected = expected_state(FIRST, some, options=options, tmp_path=tmp_path)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state(served).items())
@@ -204,9 +198,7 @@ def test_any_weights_leave_the_others_as_they_are(
 
 def test_folders_that_nothing_comes_from_are_left_out(tmp_path: Path) -> None:
     served = load_checkpoint(FIRST)
-    first, second = (
-        kept_weights(other_weights(tmp_path / name), lambda name: not name.startswith("mrp")) for name in "ab"
-    )
+    first, second = (kept_weights(other_weights(tmp_path / name), backbone_alone) for name in "ab")
     folders = (str(FIRST), str(first), str(second))
     assert check_update(folders, served.config, LoadOptions()).folders == (str(FIRST), str(second))
     whole = other_weights(tmp_path / "c")

@@ -35,6 +35,19 @@ def a_request_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], Generati
     return {entry["mode"]: (entry, request) for entry, request in pairs}.values()
 
 
+def assert_decodes_golden(engine: Engine, name: str) -> None:
+    for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
+        assert_golden(entry, done)
+
+
+def assert_every_mode(engine: Engine, name: str) -> None:
+    """Alone, and all in one batch."""
+    for entry, request in a_request_of_each_mode(name):
+        (done,) = engine.generate([request])
+        assert_golden(entry, done)
+    assert_decodes_golden(engine, name)
+
+
 #: a dense checkpoint and one with experts; the others are slow tests
 FAST = {GOLDEN_NAMES[2], LLADA2_NAME}
 CHECKPOINTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
@@ -43,11 +56,7 @@ CHECKPOINTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.sl
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_every_mode_alone_and_all_in_one_batch(pair: TensorParallelExecutor, name: str) -> None:
     engine = engine_of(pair, name)
-    for entry, request in a_request_of_each_mode(name):
-        (done,) = engine.generate([request])
-        assert_golden(entry, done)
-    for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
-        assert_golden(entry, done)
+    assert_every_mode(engine, name)
     assert engine.state().kv_pages_used == 0
 
 
@@ -61,9 +70,7 @@ def test_every_mode_alone_and_all_in_one_batch(pair: TensorParallelExecutor, nam
 def test_the_tokens_do_not_depend_on_the_groups_of_rows(
     pair: TensorParallelExecutor, name: str, limits: dict[str, Any]
 ) -> None:
-    engine = engine_of(pair, name, **limits)
-    for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
-        assert_golden(entry, done)
+    assert_decodes_golden(engine_of(pair, name, **limits), name)
 
 
 @pytest.mark.parametrize("form", [pytest.param("int8", marks=pytest.mark.slow), "w8a8"])
@@ -105,12 +112,7 @@ def test_four_ranks(deterministic: bool) -> None:
     """More than there are key-value heads in three of the four checkpoints."""
     with TensorParallelExecutor(4, "cpu", deterministic=deterministic) as ranks:
         for name in NAMES:
-            engine = engine_of(ranks, name, deterministic=deterministic)
-            for entry, request in a_request_of_each_mode(name):
-                (done,) = engine.generate([request])
-                assert_golden(entry, done)
-            for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
-                assert_golden(entry, done)
+            assert_every_mode(engine_of(ranks, name, deterministic=deterministic), name)
 
 
 def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Path) -> None:
@@ -120,8 +122,7 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     other = other_weights(tmp_path / "other", GOLDEN / name)
     with pytest.raises(CheckpointError, match="has shape"):
         pair.fetch([str(GOLDEN / GOLDEN_NAMES[1])], LoadOptions())
-    for entry, done in zip(expected(name), engine.generate(golden), strict=True):
-        assert_golden(entry, done)
+    assert_decodes_golden(engine, name)
     fresh = pair.fetch([str(other)], LoadOptions())
     engine.update_weights(lambda: pair.apply(fresh), 1)
     fresh = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
@@ -133,8 +134,7 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
 def test_all_ranks_sleep_and_wake_up(pair: TensorParallelExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a rank had no memory: then all ranks have given theirs back."""
     name = GOLDEN_NAMES[0]
-    engine, golden = engine_of(pair, name), requests(name)
-    part = pair._checkpoint
+    engine, part = engine_of(pair, name), pair._checkpoint
     engine.sleep(2)
     pair.drop_weights()
     assert part.backbone.device.type == "meta"
@@ -146,8 +146,7 @@ def test_all_ranks_sleep_and_wake_up(pair: TensorParallelExecutor, monkeypatch: 
     pair.restore_weights()
     pair.apply(pair.fetch([str(GOLDEN / name)], LoadOptions()))
     engine.wake_up()
-    for entry, done in zip(expected(name), engine.generate(golden), strict=True):
-        assert_golden(entry, done)
+    assert_decodes_golden(engine, name)
 
 
 def _no_memory(*_: object) -> None:

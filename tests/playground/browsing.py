@@ -50,24 +50,25 @@ def demo_server():
 class PlaygroundPage:
     """The playground in a tab of a browser. `ready`: whether it is expected to learn what is served."""
 
-    def __init__(self, context, url, ready=True):
-        self.context, self.url = context, url
+    def __init__(self, tab, url, ready=True):
+        self.tab, self.context, self.url = tab, tab.context, url
         self.hosts = set()
         self.complaints = []
         #: what a browser writes to the console by itself when the server refuses a request
         self.expected = ()
-        self.tab = context.new_page()
         self.tab.set_default_timeout(_SOON_MS)
         self.tab.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
         self.tab.on("console", self._note)
         self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.open(url, ready)
-
-    def open(self, url, ready=True):
-        self.tab.goto("about:blank")
         self.tab.goto(url)
         if ready:
             self.tab.wait_for_selector("#run:enabled")
+
+    def open(self, url):
+        """Opens a link to the same page."""
+        self.tab.goto("about:blank")
+        self.tab.goto(url)
+        self.tab.wait_for_selector("#run:enabled")
 
     def _note(self, message):
         if message.type in {"error", "warning"}:
@@ -100,7 +101,7 @@ class PlaygroundPage:
 
     def run(self, lanes=1):
         self.tab.click("#run")
-        self.wait(lambda: self.tab.evaluate("document.querySelectorAll('.status.good').length") == lanes)
+        self.tab.locator(".status.good").nth(lanes - 1).wait_for()
         self.tab.wait_for_selector("#run:enabled")
         self.seek(1_000_000)
 
@@ -122,6 +123,10 @@ class PlaygroundPage:
     def seek(self, at):
         """Moves the slider. Returns what the first lane shows there."""
         return self.tab.evaluate(_MOMENT, at)
+
+    def moments(self, count):
+        """The first positions of the slider, as `seek` returns them."""
+        return self.tab.evaluate(f"count => [...Array(count).keys()].map({_MOMENT})", count)
 
     # --- what a visitor sees -----------------------------------------------------------------------
 

@@ -55,24 +55,36 @@ def serve():
         yield serve
 
 
+@pytest.fixture(scope="module")
+def new_tab(browser):
+    """new_tab(**options) -> an empty tab. Tabs without options share a context, so that the page's files are cached."""
+
+    def new_context(**options):
+        size = {"width": 1360, "height": 900}
+        context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        return context
+
+    shared = new_context()
+    return lambda **options: (new_context(**options) if options else shared).new_page()
+
+
 @pytest.fixture
-def open_page(browser, url, serve):
-    """open_page(url, ready, **options) -> the page in a context of its own, checked when the test ends.
+def open_page(new_tab, url, serve):
+    """open_page(url, ready, **options) -> the page in a tab of its own, checked when the test ends.
 
     It needs `serve`, so that pages close before their servers do.
     """
     pages = []
 
     def open_page(at=url, ready=True, **options):
-        size = {"width": 1360, "height": 900}
-        context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        pages.append(PlaygroundPage(context, at, ready))
+        pages.append(PlaygroundPage(new_tab(**options), at, ready))
         return pages[-1]
 
     yield open_page
     for page in pages:
-        page.context.close()
+        for tab in page.context.pages:
+            tab.close()
     for page in pages:
         page.check()
 

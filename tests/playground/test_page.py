@@ -1,12 +1,12 @@
 """The page in a browser, against a real server on the demo."""
 
 import json
-import os
 import re
 import subprocess
-import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
+from io import StringIO
 from typing import Any
 
 import httpx
@@ -64,27 +64,27 @@ def picture_moments(answer, block_size):
         yield moment.forwards, states
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(page, url, mode):
+def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(page, url):
     page.fill(PROMPT)
-    page.choose(mode, PLANS[mode])
-    page.run()
-    answer = generated(url, mode=mode, **PLANS[mode], return_trace=True)
-    forwards = answer["stats"]["forwards"]
-    assert page.answer() == page.flow() == answer["text"]
-    assert page.number("forwards") == str(forwards["denoise"] + forwards["verify"])
-    assert page.number("tokens a forward") == rounded(answer["stats"]["tokens_per_forward"])
-    assert page.tab.locator(".title").inner_text().startswith(mode)
-    pictures = list(picture_moments(answer, served_model(url)["block_size"]))
-    assert page.tab.get_attribute("#slider", "max") == str(len(pictures) - 1)
-    for number, (denoised, blocks) in enumerate(pictures):
-        moment = page.seek(number)
-        block = re.match(r"Block (\d+)", moment["block"])
-        assert block is not None
-        states = [{"revoked": "masked", "beyond": "masked"}.get(state, state) for state in moment["states"]]
-        assert states == blocks[int(block[1]) - 1]
-        assert moment["forwards"] == str(denoised)
-        assert moment["answer"] == "" or number > 0
+    block_size = served_model(url)["block_size"]
+    for mode in MODES:
+        page.choose(mode, PLANS[mode])
+        page.run()
+        assert page.tab.locator(".title").inner_text().startswith(mode)
+        answer = generated(url, mode=mode, **PLANS[mode], return_trace=True)
+        forwards = answer["stats"]["forwards"]
+        assert page.answer() == page.flow() == answer["text"], mode
+        assert page.number("forwards") == str(forwards["denoise"] + forwards["verify"]), mode
+        assert page.number("tokens a forward") == rounded(answer["stats"]["tokens_per_forward"]), mode
+        pictures = list(picture_moments(answer, block_size))
+        assert page.tab.get_attribute("#slider", "max") == str(len(pictures) - 1), mode
+        for number, (moment, (denoised, blocks)) in enumerate(zip(page.moments(len(pictures)), pictures, strict=True)):
+            block = re.match(r"Block (\d+)", moment["block"])
+            assert block is not None
+            states = [{"revoked": "masked", "beyond": "masked"}.get(state, state) for state in moment["states"]]
+            assert states == blocks[int(block[1]) - 1], mode
+            assert moment["forwards"] == str(denoised), mode
+            assert moment["answer"] == "" or number > 0
 
 
 def test_examples_knobs_and_limits_are_the_servers(page, url):
@@ -279,6 +279,17 @@ def test_a_key_is_requested_and_stays_in_the_tab(open_page, serve, demo):
     other.wait_for_selector("#key-form:visible")
 
 
+def printed_by_bash(code):
+    return subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def printed_by_python(code):
+    """Not in a process of its own, which would import the clients again."""
+    with redirect_stdout(StringIO()) as out:
+        exec(code, {"__name__": "__main__"})
+    return out.getvalue().removesuffix("\n")
+
+
 @pytest.mark.parametrize(
     ("plan", "ways"),
     [("chat", ("curl", "Python", "OpenAI client")), ("plain", ("OpenAI client",)), ("quality", ("curl",))],
@@ -295,9 +306,7 @@ def test_a_copied_snippet_works_as_it_is(page, plan, ways):
         page.tab.click(f"[data-way='{way}']")
         page.tab.click("#copy")
         code = page.tab.evaluate("navigator.clipboard.readText()")
-        program = ["bash", "-c", code] if way == "curl" else [sys.executable, "-c", code]
-        done = subprocess.run(program, capture_output=True, text=True, env=os.environ, timeout=120, check=True)
-        output = json.loads(done.stdout)["text"] if way == "curl" else done.stdout.removesuffix("\n")
+        output = json.loads(printed_by_bash(code))["text"] if way == "curl" else printed_by_python(code)
         assert output == page.answer(), way
 
 
@@ -382,30 +391,25 @@ def test_without_less_motion_the_answer_plays_and_stops_at_its_end(open_page):
     assert page.tab.input_value("#slider") == page.tab.get_attribute("#slider", "max")
 
 
-def test_no_width_needs_scrolling_to_the_side(open_page):
-    page = open_page()
+def test_a_race_fits_any_width_and_axe_finds_no_serious_fault_in_it(open_page):
+    """The race has all that a single run has, and two lanes, a verdict and a table besides."""
+    page = open_page(bypass_csp=True)  # axe itself writes markup, which the page's policy refuses
     page.tab.check("#race")
     page.run(lanes=2)
     for width in (320, 390, 768, 1360):
         page.tab.set_viewport_size({"width": width, "height": 800})
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault_in_a_race(open_page, scheme):
-    """The race has all that a single run has, and two lanes, a verdict and a table besides."""
     axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-python is not installed")
-    page = open_page(color_scheme=scheme, bypass_csp=True)  # axe itself writes markup, which the page's policy refuses
-    page.tab.check("#race")
-    page.run(lanes=2)
     page.seek(4)
     page.tab.locator(".cell").last.focus()
     page.tab.evaluate(axe.AXE_FILE_PATH.read_text("utf-8"))
-    violations = page.tab.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-    faults = [
-        f"{fault['id']}: {node['html'][:120]} {node.get('failureSummary', '')[:200]}"
-        for fault in violations
-        if fault["impact"] in {"serious", "critical"}
-        for node in fault["nodes"]
-    ]
-    assert faults == []
+    for scheme in ("light", "dark"):
+        page.tab.emulate_media(color_scheme=scheme)
+        violations = page.tab.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        faults = [
+            f"{fault['id']}: {node['html'][:120]} {node.get('failureSummary', '')[:200]}"
+            for fault in violations
+            if fault["impact"] in {"serious", "critical"}
+            for node in fault["nodes"]
+        ]
+        assert faults == [], scheme

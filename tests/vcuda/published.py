@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.shapes import shape_named
 from service.model import LoadOptions, parse_config
-from service.model.checkpoint import build_checkpoint, empty_networks
+from service.model.checkpoint import build_checkpoint
 from service.model.quantization.schemes import QUANT_SCHEMES
-from service.model.weights import published_weights
+from service.model.weights import empty_networks, published_weights
 from tests.vcuda.device import VirtualTensor
 
 

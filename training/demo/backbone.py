@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.model import Backbone, ModelConfig, family_named
+from service.model import Backbone, ModelConfig
 from training.attention import BlockAttention, DenseAttention
 from training.batch import Batch
 from training.demo.batches import Batches
@@ -35,7 +35,7 @@ def new_backbone(config: ModelConfig) -> Backbone:
     Embeddings start large and every layer's output starts at zero, so random layers do not hide a token's identity.
     With this, the model learns to copy from the prompt in 500 steps; without it, 3,500 steps were not enough.
     """
-    backbone = family_named(config.family).network(config)
+    backbone = Backbone(config)
     for name, parameter in backbone.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             nn.init.zeros_(parameter)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from service.model import Backbone, ModelConfig, family_named
+from service.model import Backbone, ModelConfig
 
 
 def deeper(backbone: Backbone, config: ModelConfig) -> Backbone:
@@ -18,7 +18,7 @@ def deeper(backbone: Backbone, config: ModelConfig) -> Backbone:
     times, rest = divmod(config.num_layers, len(backbone.layers))
     if rest:
         raise ValueError(f"{config.num_layers} layers are not a multiple of {len(backbone.layers)}")
-    grown = family_named(config.family).network(replace(config, num_layers=0))
+    grown = Backbone(replace(config, num_layers=0))
     weights = {name: value for name, value in backbone.state_dict().items() if not name.startswith("layers.")}
     grown.load_state_dict(weights)
     for layer in backbone.layers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -58,15 +58,14 @@ class EagerForward:
         self.order = [index for units in batches for unit in units for index in unit.rows]
         spare, targets = iter(cache.spare), dict[int, int]()
         self._batches: list[PrivateBatch | SharedPrefixBatch] = []
+        self._num_rows = [sum(unit.num_rows for unit in units) for units in batches]
         for units in batches:
             targets |= _pages_to_write(units, rows, spare)
-            batch = (
+            self._batches.append(
                 PrivateBatch.build(units, [targets[unit.first] for unit in units], cache, width)
                 if all(unit.num_rows == 1 and unit.first in targets for unit in units)
                 else SharedPrefixBatch.build(units, rows, cache)
             )
-            start = self._batches[-1].rows.stop if self._batches else 0
-            self._batches.append(replace(batch, rows=slice(start, start + batch.rows.stop)))
         written = [slot for slot, index in enumerate(self.order) if index in targets]
         device = cache.keys.device
         self._written = to_device_async(np.array(written, np.int64), device) if len(written) < len(rows) else None
@@ -78,10 +77,9 @@ class EagerForward:
             for pages, new in ((keys, k), (values, v)):
                 blocks = new if self._written is None else new.index_select(0, self._written)
                 pages.index_copy_(0, self._targets, blocks)
-        rows = _BatchRows(q, k, v)
         if len(self._batches) == 1:
-            return self._batches[0](keys, values, rows)
-        parts = [_BatchRows(q[batch.rows], k[batch.rows], v[batch.rows]) for batch in self._batches]
+            return self._batches[0](keys, values, _BatchRows(q, k, v))
+        parts = map(_BatchRows, *(rows.split(self._num_rows) for rows in (q, k, v)))
         return torch.cat([batch(keys, values, part) for batch, part in zip(self._batches, parts, strict=True)])
 
 
@@ -140,12 +138,11 @@ class _UnitShape:
 
 @dataclass(frozen=True, slots=True)
 class PrivateBatch:
-    """Units of one row. `rows`: their slice of the forward.
+    """Units of one row.
 
     `pages` `[R * P]`: the pages that the rows read, their own included. `mask` `[R, 1, 1, P * L]`: None if all read P.
     """
 
-    rows: slice
     pages: Tensor
     mask: Tensor | None
     shape: _UnitShape
@@ -154,12 +151,12 @@ class PrivateBatch:
     def build(
         cls, units: Sequence[PrefixUnit], own_pages: Sequence[int], cache: PagedCache, width: int | None
     ) -> PrivateBatch:
-        """A batch whose `rows` begin at 0. `own_pages`: the page that each row writes; it pads the row's pages."""
+        """`own_pages`: the page that each row writes; it pads the row's pages."""
         counts = np.array([unit.base for unit in units]) + 1
         longest = width or int(counts.max())
         mask = _page_mask(counts, longest, cache) if width is not None or counts.min() < longest else None
         pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
-        return cls(slice(0, len(units)), pages, mask, _UnitShape(len(units), cache.heads_per_key))
+        return cls(pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
     def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
         """The rows' attention over one layer's pages, `[R, L, heads * D]`."""
@@ -171,14 +168,13 @@ class PrivateBatch:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixBatch:
-    """Units with equal numbers of rows. `rows`: their slice of the forward.
+    """Units with equal numbers of rows.
 
     `pages` `[units * P]`: the units' prefixes, None without prefixes. `prefix_mask` `[units, 1, 1, P * L]`: None if all
     units read P pages. `own_mask` `[units or 1, 1, group * T, T]`: for the keys of the rows themselves; T
     is a unit's number of tokens, `group` the number of query heads that share a key head.
     """
 
-    rows: slice
     pages: Tensor | None
     prefix_mask: Tensor | None
     own_mask: Tensor | None
@@ -186,14 +182,13 @@ class SharedPrefixBatch:
 
     @classmethod
     def build(cls, units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> SharedPrefixBatch:
-        """A batch whose `rows` begin at 0. Either all units have a prefix or none."""
+        """Either all units have a prefix or none."""
         counts, pages, mask = np.array([unit.base for unit in units]), None, None
         if longest := int(counts.max()):  # padding repeats the unit's first page, never another unit's page
             padded = _padded_pages(units, [unit.pages[0] for unit in units], longest)
             pages = to_device_async(padded, cache.keys.device)
             mask = _page_mask(counts, longest, cache) if counts.min() < longest else None
-        num_rows, shape = sum(unit.num_rows for unit in units), _UnitShape(len(units), cache.heads_per_key)
-        return cls(slice(0, num_rows), pages, mask, _own_mask(units, rows, cache), shape)
+        return cls(pages, mask, _own_mask(units, rows, cache), _UnitShape(len(units), cache.heads_per_key))
 
     def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
         """The rows' attention over one layer's pages and themselves, `[R, L, heads * D]`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from service.errors import OutOfMemory
 from service.model.attention.shared_prefix import RowKv
 from service.model.config import ModelConfig
-from service.model.device import give_back, is_out_of_memory
+from service.model.device import give_back, out_of_memory_as
 
 #: Pages that belong to no sequence. A backend may write keys there that only one forward reads.
 NUM_SPARE = 256
@@ -44,12 +44,8 @@ class PagedCache:
 
     def restore(self) -> None:
         """Takes memory for all pages again, at other addresses. OutOfMemory changes nothing."""
-        try:
+        with out_of_memory_as(OutOfMemory("the device has no memory for the KV cache", retry_after=1.0)):
             self._take(self.keys.new_zeros(self._shape), self.values.new_zeros(self._shape))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory("the device has no memory for the KV cache", retry_after=1.0) from None
 
     def _take(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values

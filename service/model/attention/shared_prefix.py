@@ -19,16 +19,13 @@ class RowKv(Protocol):
     """
 
     @property
-    def pages(self) -> Sequence[int]:
-        """The pages of its sequence."""
+    def pages(self) -> Sequence[int]: ...
 
     @property
-    def index(self) -> int:
-        """The index of its block in the sequence."""
+    def index(self) -> int: ...
 
     @property
-    def writes_kv(self) -> bool:
-        """Whether its block is final."""
+    def writes_kv(self) -> bool: ...
 
 
 class PrefixUnit(NamedTuple):

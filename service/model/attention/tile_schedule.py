@@ -70,7 +70,6 @@ class TileConfig:
 class TileSchedule:
     """The tables of a forward."""
 
-    order: Sequence[int]  # of the rows, which stays
     tile: int  # queries of a program, over all heads
     items: IntTable  # [programs, 8], `AttendItem`s
     merges: IntTable  # [tiles, 4], `MergeItem`s
@@ -160,8 +159,8 @@ def schedule_tiles(
         if row.writes_kv:
             final[number], targets[number] = 1, row.pages[row.index]
     return TileSchedule(
-        tile=tile, order=range(len(rows)), items=items, merges=merges, num_parts=num_parts, pages=pages,
-        indices=indices, final=final, targets=targets,
+        tile=tile, items=items, merges=merges, num_parts=num_parts, indices=indices, final=final, targets=targets,
+        pages=pages,
     )  # fmt: skip
 
 

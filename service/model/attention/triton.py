@@ -25,7 +25,7 @@ from service.model.attention.tile_schedule import (
     TileSchedule,
     schedule_tiles,
 )
-from service.model.layer_ops import KvTargets, PagedAttend
+from service.model.layers import KvTargets, PagedAttend
 from service.model.transfer import to_device_async
 from service.model.triton_support import triton_unavailable
 
@@ -62,7 +62,7 @@ class TritonBackend:
         tables = _DeviceTables(to_device_async(self.packed(schedule, shape), self._cache.keys.device), shape)
         writes = bool((schedule.targets >= 0).any())
         partials = _PartialResults(shape, self._cache)
-        return TritonForward(self._cache, tables, partials, schedule.order, writes=writes)
+        return TritonForward(self._cache, tables, partials, writes=writes)
 
     def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
         """The schedule of a forward, padded to `num_rows` rows. Padding writes nothing."""
@@ -92,8 +92,7 @@ class TritonBackend:
         key = (shape.tile, shape.parts)
         if key not in self._partials:
             self._partials[key] = _PartialResults(shape, self._cache)
-        tables, order = _DeviceTables(table, shape), range(shape.rows)
-        return TritonForward(self._cache, tables, self._partials[key], order, writes=True)
+        return TritonForward(self._cache, _DeviceTables(table, shape), self._partials[key], writes=True)
 
 
 class _PartialResults:
@@ -129,16 +128,13 @@ def _table_ends(shape: ScheduleShape) -> list[int]:
 class TritonForward(PagedAttend):
     """An `AttentionForward`. `writes`: whether any of its rows is written to a page."""
 
-    def __init__(
-        self, cache: PagedCache, tables: _DeviceTables, partials: _PartialResults, order: Sequence[int], *, writes: bool
-    ) -> None:
+    def __init__(self, cache: PagedCache, tables: _DeviceTables, partials: _PartialResults, *, writes: bool) -> None:
         import triton.language as tl
 
         from service.model.attention import triton_kernels
 
         self._kernels, self._cache, self._tables, self._partials = triton_kernels, cache, tables, partials
-        self.order = order
-        self._writes = writes
+        self.order, self._writes = range(tables.shape.rows), writes
         pages = cache.keys.shape
         block, kv_heads, dim = int(pages[2]), int(pages[3]), int(pages[4])
         dtype = cache.keys.dtype

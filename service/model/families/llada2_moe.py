@@ -74,7 +74,8 @@ class Llada2Moe(qwen3.ModelFamily):
 def _renamed(config: ModelConfig, parameter: str) -> WeightMapping:
     """The mapping of a parameter outside feed-forwards. Queries, keys and values are one weight in files, too."""
     if "qkv_proj" in parameter:
-        slices = prefixed("model.", [WeightSlice(parameter, shard=qwen3.qkv_shards(config))])
+        shards = tuple(shard._replace(size=size) for size, shard in qwen3.qkv_shards(config))
+        slices = prefixed("model.", [WeightSlice(parameter, shards=shards)])
     else:
         slices = qwen3.backbone_weights(config, parameter)
     for name, published in _NAMES.items():
@@ -86,7 +87,7 @@ def _merged(experts: ExpertsConfig, parameter: str) -> WeightMapping:
     """`gate_proj` and `up_proj` `[E, I, H]`, `down_proj` `[E, H, I]`."""
     folder, _, leaf = parameter.rpartition(".")
     if leaf == "down_proj":
-        return prefixed("model.", [WeightSlice(parameter, shard=ShardDim(2))])
+        return prefixed("model.", [WeightSlice(parameter, shards=(ShardDim(2),))])
     halves = [(f"{folder}.{name}", experts.intermediate_size, ShardDim(1)) for name in ("gate_proj", "up_proj")]
     return prefixed("model.", stacked(halves, (slice(None),)))
 

@@ -3,27 +3,21 @@
 The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's (`num_nextn_predict_layers`, `mrp_…`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
 from service.model.weight_mapping import (
     COLUMNS,
     ROWS,
-    FusedShards,
     ShardDim,
     WeightMapping,
     WeightSlice,
     prefixed,
     stacked,
 )
-
-if TYPE_CHECKING:
-    from service.model.backbone import Backbone
 
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
@@ -51,10 +45,7 @@ _DTYPES = frozenset(
 
 
 class ModelFamily:
-    """Reads config.json, builds the network, and knows the published names of its weights. By default all are Qwen3's.
-
-    A family's module imports torch only in `network`: config files are read without it.
-    """
+    """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's."""
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The config of a parsed config.json. `block_size` overrides the checkpoint's.
@@ -62,12 +53,6 @@ class ModelFamily:
         Raises CheckpointError naming the key that is missing or not supported.
         """
         return read_config(raw, block_size)
-
-    def network(self, config: ModelConfig) -> Backbone:
-        """The backbone with fresh weights, on torch's default device and in its default dtype."""
-        from service.model.backbone import Backbone
-
-        return Backbone(config)
 
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         """The published weights that make a parameter of the backbone. Files may have any of several mappings.
@@ -135,10 +120,10 @@ def module_weights(config: ModelConfig, parameter: str) -> list[WeightSlice]:
     if "gate_up_proj" in parameter:
         halves = (parameter.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
         return stacked((name, config.intermediate_size, ROWS) for name in halves)
-    return [WeightSlice(parameter, shard=COLUMNS if "o_proj" in parameter or "down_proj" in parameter else None)]
+    return [WeightSlice(parameter, shards=(COLUMNS,) if "o_proj" in parameter or "down_proj" in parameter else ())]
 
 
-def qkv_shards(config: ModelConfig) -> FusedShards:
+def qkv_shards(config: ModelConfig) -> tuple[tuple[int, ShardDim], ...]:
     """How the fused matrices of queries, keys and values are sharded."""
     keys = (config.num_kv_heads * config.head_dim, _KV_HEADS)
     return ((config.num_heads * config.head_dim, ROWS), keys, keys)
@@ -154,7 +139,7 @@ def expert_weights(experts: ExpertsConfig, parameter: str) -> list[WeightSlice]:
             halves = (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
             slices += stacked([(half, experts.intermediate_size, ROWS) for half in halves], (expert,))
         else:
-            slices.append(WeightSlice(f"{name}.{leaf}.weight", (expert,), COLUMNS))
+            slices.append(WeightSlice(f"{name}.{leaf}.weight", (expert,), (COLUMNS,)))
     return prefixed("model.", slices)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig
 from service.model.families import qwen3
-from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, prefixed
+from service.model.weight_mapping import ShardDim, WeightMapping, WeightSlice, prefixed
 
 
 class Sdar(qwen3.ModelFamily):
@@ -31,9 +31,9 @@ class SdarMoe(qwen3.ModelFamily):
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         if config.experts is None or ".experts." not in parameter:
             return super().weight_mappings(config, parameter)
-        half = (config.experts.intermediate_size, ShardDim(1))  # `[E, 2 I, H]`, gate before up; or `[E, H, I]`
-        shard: ShardDim | FusedShards = (half, half) if parameter.endswith("gate_up_proj") else ShardDim(2)
-        fused = WeightSlice(parameter, shard=shard)
+        half = ShardDim(1, size=config.experts.intermediate_size)  # `[E, 2 I, H]`, gate before up; or `[E, H, I]`
+        shards = (half, half) if parameter.endswith("gate_up_proj") else (ShardDim(2),)
+        fused = WeightSlice(parameter, shards=shards)
         return [qwen3.expert_weights(config.experts, parameter), prefixed("model.", [fused])]
 
 
@@ -51,9 +51,7 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 def _sparse_layers(raw: Mapping[str, Any]) -> frozenset[int]:
     """The layers with experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
-    step, dense = qwen3.optional(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
-    if step < 1:
-        raise CheckpointError(f"config.json: decoder_sparse_step is {step}, expected at least 1")
+    step, dense = qwen3.optional(raw, "decoder_sparse_step", 1, least=1), raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise CheckpointError(f"config.json: mlp_only_layers is {dense!r}, expected a list of integers")
     layers = range(qwen3.positive(raw, "num_hidden_layers"))

@@ -109,9 +109,13 @@ class _QuantizedLayer(nn.Module):
         self.register_buffer("scales", tensor.scales)
 
     @property
+    def tensor(self) -> QuantizedTensor:
+        return QuantizedTensor(self.values, self.scales)
+
+    @property
     def weight(self) -> Tensor:
         """The weight in the type of the activations. A product equals the product with it, but for roundings."""
-        return QuantizedTensor(self.values, self.scales).dequantized(self.scheme)
+        return self.tensor.dequantized(self.scheme)
 
 
 class QuantizedLinear(_QuantizedLayer):
@@ -119,8 +123,7 @@ class QuantizedLinear(_QuantizedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """x `[..., K]` -> `[..., N]`."""
-        rows = product(x.flatten(0, -2), QuantizedTensor(self.values, self.scales), self.scheme)
-        out: Tensor = rows.unflatten(0, x.shape[:-1])
+        out: Tensor = product(x.flatten(0, -2), self.tensor, self.scheme).unflatten(0, x.shape[:-1])
         return out
 
 
@@ -136,17 +139,11 @@ class QuantizedExperts(_QuantizedLayer):
 
     def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
         """rows `[P, K]`, sorted by expert, the end of each expert's rows `[E]` int32 -> `[P, N]`."""
-        if has_kernel(rows, QuantizedTensor(self.values, self.scales)):
-            return self._by_kernel(rows, ends)
+        if has_kernel(rows, self.tensor):
+            return kernel_product(rows, self.tensor, self.scheme, ends)
         stops = ends.tolist()  # on a GPU this waits for it
         spans = zip(range(len(stops)), [0, *stops], stops, strict=False)
         return torch.cat([self.product(rows[start:stop], expert) for expert, start, stop in spans if stop > start])
-
-    def _by_kernel(self, rows: Tensor, ends: Tensor) -> Tensor:
-        from service.model.quantization import triton_matmul
-
-        values = self.values.view(getattr(torch, self.scheme.dtype))
-        return triton_matmul.grouped_product(rows, values, self.scales, ends, whole=self.scheme.activations)
 
 
 def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, scheme: QuantScheme) -> None:
@@ -169,10 +166,7 @@ def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tenso
     device, activations = rows.device.type, scheme.activations
     few = len(rows) <= _MAX_ROWS.get(device, 0)
     if device != "cpu" and (few or activations) and has_kernel(rows, tensor):
-        from service.model.quantization import triton_matmul
-
-        values = tensor.values.view(getattr(torch, scheme.dtype))
-        return triton_matmul.product(rows, values, tensor.scales, whole=activations)
+        return kernel_product(rows, tensor, scheme)
     if activations and (device == "cpu" or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
         return _integer_product(rows, tensor, scheme)
     packs = tensor.groups == 1 and rows.shape[1] % _CPU_MULTIPLE == 0
@@ -195,6 +189,14 @@ def has_kernel(rows: Tensor, tensor: QuantizedTensor) -> bool:
     if not use_triton(rows.device, rows.dtype):
         return False
     return tensor.groups == 1 or tensor.values.shape[-1] // tensor.groups % _KERNEL_GROUP == 0
+
+
+def kernel_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme, ends: Tensor | None = None) -> Tensor:
+    """A product by our Triton kernel, see `triton_matmul.product`."""
+    from service.model.quantization import triton_matmul
+
+    values = tensor.values.view(getattr(torch, scheme.dtype))
+    return triton_matmul.product(rows, values, tensor.scales, ends, whole=scheme.activations)
 
 
 def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:

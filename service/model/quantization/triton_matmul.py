@@ -202,26 +202,6 @@ def _counters(device: torch.device) -> Tensor:
     return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
 
-def product(rows: Tensor, values: Tensor, scales: Tensor, *, whole: bool) -> Tensor:
-    """rows `[M, K]`, values `[N, K]` in 8 bits, scales `[N, G]` -> `[M, N]` in the rows' type.
-
-    `whole`: activations are quantized, too.
-    """
-    tiling = tiling_for(len(rows), _itemsize(rows, whole))
-    num_tiles = triton.cdiv(len(rows), tiling.tile)
-    programs = num_tiles * triton.cdiv(len(values), tiling.step)
-    splits = num_splits(num_tiles * tiling.tile, rows.shape[1], programs)
-    return _multiplied(rows, values, scales, None, _Extent(tiling, num_tiles, splits), whole)
-
-
-def grouped_product(rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor, *, whole: bool) -> Tensor:
-    """rows `[P, K]`, sorted by matrix, values `[E, N, K]` in 8 bits, scales `[E, N, G]`, ends `[E]` -> `[P, N]`."""
-    count, experts = len(rows), len(ends)
-    tiling = tiling_for(count / experts, _itemsize(rows, whole))
-    extent = _Extent(tiling, min(count, experts) + count // tiling.tile, 1)
-    return _multiplied(rows, values, scales, ends, extent, whole)
-
-
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """rows `[M, K]` -> the rows in int8, and the scale of each, `[M]` in fp32."""
     count, depth = rows.shape
@@ -234,31 +214,27 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-def _itemsize(rows: Tensor, whole: bool) -> int:
-    return 1 if whole else rows.element_size()
+def product(rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor | None = None, *, whole: bool) -> Tensor:
+    """rows `[M, K]`, values `[N, K]` in 8 bits, scales `[N, G]` -> `[M, N]` in the rows' type.
 
-
-class _Extent(NamedTuple):
-    """The sizes of a program, the number of tiles of activations, and the number of programs that share a result."""
-
-    tiling: Tiling
-    tiles: int
-    splits: int
-
-
-def _multiplied(
-    rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor | None, extent: _Extent, whole: bool
-) -> Tensor:
+    With `ends` `[E]` int32 there are E matrices: values `[E, N, K]`, scales `[E, N, G]`. The rows are sorted by matrix.
+    `whole`: activations are quantized, too.
+    """
     (count, depth), width, groups = rows.shape, values.shape[-2], scales.shape[-1]
-    tiling, tiles, splits = extent
+    experts = 0 if ends is None else len(ends)
+    tiling = tiling_for(count / max(1, experts), 1 if whole else rows.element_size())
+    tiles, steps, splits = triton.cdiv(count, tiling.tile), triton.cdiv(width, tiling.step), 1
+    if experts:
+        tiles = min(count, experts) + count // tiling.tile
+    else:
+        splits = num_splits(tiles * tiling.tile, depth, tiles * steps)
     out = rows.new_empty(count, width)
     numbers, row_scales = quantize(rows) if whole else (rows.contiguous(), rows)
     sums, counters = out, out
     if splits > 1:
         sums = torch.empty(splits, count, width, dtype=torch.int32 if whole else torch.float32, device=rows.device)
         counters = _counters(rows.device)
-    experts = 0 if ends is None else len(ends)
-    multiply[tiles, triton.cdiv(width, tiling.step), splits](
+    multiply[tiles, steps, splits](
         numbers, row_scales, values, scales, out, sums, counters, rows if ends is None else ends, count, width, depth,
         depth // groups, TILE=tiling.tile, STEP=tiling.step, SPLITS=splits, GROUPS=groups > 1,
         DEPTH=tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth),
