@@ -1,17 +1,20 @@
-"""Rows over a paged cache with what attention by its definition gives for each."""
+"""Rows over a paged cache with what attention by its definition gives for each. Needs torch alone."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from service.model import parse_config
 from service.model.attention import AttentionBackend, AttentionForward, PagedCache
 from tests.reference import block_causal_mask, dense_attention
 from tests.tiny import tiny_config
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -44,8 +47,10 @@ class Shape:
     states: int
 
 
-def shapes(before: int, final: int, states: int) -> st.SearchStrategy[Shape]:
+def shapes(before: int, final: int, states: int) -> "SearchStrategy[Shape]":
     """Sequences of at most so many blocks of each kind."""
+    from hypothesis import strategies as st
+
     made = st.builds(Shape, st.integers(0, before), st.integers(0, final), st.integers(0, states))
     return made.filter(lambda shape: shape.final + shape.states > 0)
 

@@ -8,6 +8,7 @@ themselves, in the interpreter.
 from collections.abc import Callable
 from math import log
 
+import numpy as np
 import torch
 
 from service.decode.policy import Prediction
@@ -24,28 +25,40 @@ PROCESSORS = 132
 
 def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_out, part_lse, *_, L, GROUP, KV_HEADS,
            D, SCALE, **__):  # fmt: skip
-    """Attention of each item's queries to pages and to the keys of its own unit."""
-    heads = out.view(-1, KV_HEADS, GROUP, D)
+    """Attention of each item's queries to pages and to the keys of its own unit. In numpy: items are many and small."""
+    heads, index, is_final = out.view(-1, KV_HEADS, GROUP, D), indices.numpy(), final.numpy() > 0
+    query = q.reshape(-1, KV_HEADS, GROUP, D).double().numpy()
+    own = [tensor.reshape(-1, KV_HEADS, D).double().numpy() for tensor in (k, v)]
     for first, count, table, start, stop, own_start, own_stop, part in items.view(-1, 8).tolist():
         if not count:
             continue
-        rows = torch.arange(first, first + count) // L
-        n, inner = torch.arange(start, stop), torch.arange(own_start, own_stop)
-        page = pages[table + n // L].long()
-        key = torch.cat([keys[page, n % L], k[inner].view(-1, KV_HEADS, D)])
-        value = torch.cat([values[page, n % L], v[inner].view(-1, KV_HEADS, D)])
-        own_rows = inner // L
-        before = (final[own_rows] > 0) & (indices[own_rows] < indices[rows][:, None])
-        seen = torch.cat([torch.ones(count, len(n), dtype=torch.bool), before | (own_rows == rows[:, None])], 1)
-        query = q[first : first + count].view(count, KV_HEADS, GROUP, D)
-        scores = torch.einsum("tkgd,nkd->tkgn", query.double(), key.double()) * (SCALE * log(2))
-        scores = scores.masked_fill(~seen[:, None, None], _HIDDEN)
-        result = torch.einsum("tkgn,nkd->tkgd", scores.softmax(-1), value.double())
+        rows, own_rows = np.arange(first, first + count) // L, np.arange(own_start, own_stop) // L
+        before = is_final[own_rows] & (index[own_rows] < index[rows][:, None])
+        seen = np.ones((count, stop - start + len(own_rows)), bool)
+        seen[:, stop - start :] = before | (own_rows == rows[:, None])
+        read, skipped = pages[table + start // L : table + -(-stop // L)].long(), start % L
+        key, value = (
+            np.concatenate(
+                [
+                    cache[read].view(-1, KV_HEADS, D).double().numpy()[skipped : skipped + stop - start],
+                    numbers[own_start:own_stop],
+                ]
+            )
+            for cache, numbers in zip((keys, values), own, strict=True)
+        )
+        queries = query[first : first + count].swapaxes(0, 1).reshape(KV_HEADS, -1, D)
+        with np.errstate(all="ignore"):
+            scores = queries @ key.transpose(1, 2, 0) * (SCALE * log(2))
+            scores = np.where(seen.repeat(GROUP, 0), scores, _HIDDEN)
+            highest = scores.max(-1, keepdims=True)
+            weights = np.exp(scores - highest)
+            total = weights.sum(-1, keepdims=True)
+            result = torch.from_numpy(weights @ value.swapaxes(0, 1) / total)
         if part < 0:
-            heads[first : first + count] = result.to(out.dtype)
+            heads[first : first + count] = result.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
         else:
-            part_out[part, :, : count * GROUP] = result.transpose(0, 1).flatten(1, 2).to(part_out.dtype)
-            part_lse[part, :, : count * GROUP] = (scores.logsumexp(-1) / log(2)).transpose(0, 1).flatten(1)
+            part_out[part, :, : count * GROUP] = result.to(part_out.dtype)
+            part_lse[part, :, : count * GROUP] = torch.from_numpy((np.log(total) + highest)[..., 0] / log(2))
 
 
 def merge(grid, out, merges, part_out, part_lse, *, GROUP, KV_HEADS, D, **_):

@@ -5,6 +5,7 @@ import torch
 
 from service.engine import Engine
 from service.engine.forward import graphs, sampler
+from service.errors import OutputsNotFinite
 from service.model import layers
 from service.model.attention import triton
 from service.model.transfer import PackedTables
@@ -79,7 +80,7 @@ def work_in_a_capture_counts(patch):
 )
 def test_wrong_numbers_are_noticed(device, monkeypatch, fault):
     fault(monkeypatch)
-    with pytest.raises((AssertionError, WrongUse, IndexError, RuntimeError, RuntimeWarning)):
+    with pytest.raises((AssertionError, WrongUse, IndexError, RuntimeError, RuntimeWarning, OutputsNotFinite)):
         decode()
 
 
