@@ -24,7 +24,7 @@ from service.decode.block import MASKED, Block
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model import Checkpoint, LoadOptions
 
 _SIZE = 4
@@ -148,7 +148,7 @@ class Bench:
 
     def states(self, rounds: int) -> Ratio:
         """17 states of one block behind 4,096 tokens, over the same behind 256."""
-        runner = CheckpointRunner(self._checkpoint, 4096 // _SIZE + 32)
+        runner = ModelRunner(self._checkpoint, 4096 // _SIZE + 32)
         pages = list(range(32, 32 + 4096 // _SIZE))
         states = [Block((token, MASKED, MASKED, MASKED)) for token in range(17)]
         far, near = (
@@ -181,7 +181,7 @@ class Bench:
         return self._clock() - begin
 
 
-def _run(runner: CheckpointRunner, rows: list[Row]) -> None:
+def _run(runner: ModelRunner, rows: list[Row]) -> None:
     runner.begin("backbone", rows)()
 
 

@@ -24,7 +24,7 @@ from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import ExecutionConfig, Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, forward_clock
+from service.engine.forward.runner import ModelRunner, forward_clock
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache
@@ -80,7 +80,7 @@ def step_times(
     prefix = prefix_tokens // size
     most_pages = max(1, _MOST_KV // PagedCache.bytes_per_page(checkpoint.config, checkpoint.dtype))
     pages = max(1, min(prefix * max(counts), most_pages))
-    runner = CheckpointRunner(checkpoint, num_pages=pages, execution=ExecutionConfig(platform.attention))
+    runner = ModelRunner(checkpoint, num_pages=pages, execution=ExecutionConfig(platform.attention))
     state = Block((MASKED,) * size)
     for count in counts:
         tables = [[(row * prefix + page) % runner.model.num_pages for page in range(prefix)] for row in range(count)]
@@ -96,7 +96,7 @@ def step_times(
         )
 
 
-def _run(runner: CheckpointRunner, network: Network, rows: Sequence[Row]) -> list[Prediction]:
+def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Prediction]:
     return runner.begin(network, rows)()
 
 
@@ -112,9 +112,9 @@ def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> f
 
 
 class _TimedRunner:
-    """A `CheckpointRunner` that computes each forward at once. `seconds`: spent in forwards."""
+    """A `ModelRunner` that computes each forward at once. `seconds`: spent in forwards."""
 
-    def __init__(self, runner: CheckpointRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner, self._clock = runner, forward_clock(runner.device)
         self.seconds = 0.0
 
@@ -135,9 +135,9 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, mode: D
     """
     size, timed = checkpoint.config.block_size, list[_TimedRunner]()
 
-    def runner(*arguments: Any) -> CheckpointRunner:
-        timed.append(_TimedRunner(CheckpointRunner(*arguments)))
-        return cast(CheckpointRunner, timed[0])
+    def runner(*arguments: Any) -> ModelRunner:
+        timed.append(_TimedRunner(ModelRunner(*arguments)))
+        return cast(ModelRunner, timed[0])
 
     new_tokens = (2 + -(-steps // size)) * size
     config = EngineConfig(

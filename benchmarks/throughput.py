@@ -20,7 +20,7 @@ from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.model_forward import ExecutionConfig
-from service.engine.forward.runner import CheckpointRunner, forward_clock
+from service.engine.forward.runner import ModelRunner, forward_clock
 from service.model import Checkpoint
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def compare_at_loads(
     their sizes.
     """
     limits = base or EngineConfig()
-    runner = CheckpointRunner(checkpoint, limits.max_rows)
+    runner = ModelRunner(checkpoint, limits.max_rows)
     ahead, clock = limits.goes_ahead(checkpoint.device.type) and runner.keeps_states, forward_clock(checkpoint.device)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock, ahead=ahead)
     del runner  # its cache is large
@@ -233,13 +233,11 @@ def compare_at_loads(
         yield rows
 
 
-def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., CheckpointRunner]:
+def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., ModelRunner]:
     """One runner for engines that take turns: each gives all its pages back before the next one begins."""
     pages = config.kv_cache_tokens // checkpoint.config.block_size
     candidates = config.candidates(checkpoint.config.vocab_size)
-    runner = CheckpointRunner(
-        checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs)
-    )
+    runner = ModelRunner(checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs))
     runner.prepare(config.max_rows)
     return lambda *_: runner
 

@@ -2,10 +2,10 @@
 
 from contextlib import aclosing
 
-from service.messages.wire import Answer, Chunk, Ending, Failure, Items
+from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaStream
 
 
-async def gathered(items: Items) -> Answer | Failure:
+async def gathered(items: ReplicaStream) -> Answer | Failure:
     """The answer, or its failure."""
     chunks: list[Chunk] = []
     async with aclosing(items):

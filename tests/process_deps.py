@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from service.engine import EngineDeps
-from service.engine.forward.runner import CheckpointRunner
-from tests.engine.helpers import FAIR
+from service.engine.forward.runner import ModelRunner
+from tests.engine.helpers import CHEAP_ROWS
 from tests.runners import RunnerWrapper
 
 
@@ -14,7 +14,7 @@ class Failing(RunnerWrapper):
     """Fails in its first forward."""
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(CheckpointRunner(*arguments))
+        super().__init__(ModelRunner(*arguments))
 
     def evaluate(self, rows: Any) -> Any:
         raise ZeroDivisionError(len(rows))
@@ -24,7 +24,7 @@ class Hanging(RunnerWrapper):
     """After `left` forwards one takes a minute."""
 
     def __init__(self, left: int, *arguments: Any) -> None:
-        super().__init__(CheckpointRunner(*arguments))
+        super().__init__(ModelRunner(*arguments))
         self.left = left
 
     def evaluate(self, rows: Any) -> Any:
@@ -34,10 +34,10 @@ class Hanging(RunnerWrapper):
         return super().evaluate(rows)
 
 
-UNMEASURED = EngineDeps(costs=FAIR)
-FAILING = EngineDeps(costs=FAIR, runner=Failing)
-HANGING = EngineDeps(costs=FAIR, runner=partial(Hanging, 0))
-HANGING_LATER = EngineDeps(costs=FAIR, runner=partial(Hanging, 40))
+UNMEASURED = EngineDeps(costs=CHEAP_ROWS)
+FAILING = EngineDeps(costs=CHEAP_ROWS, runner=Failing)
+HANGING = EngineDeps(costs=CHEAP_ROWS, runner=partial(Hanging, 0))
+HANGING_LATER = EngineDeps(costs=CHEAP_ROWS, runner=partial(Hanging, 40))
 
 
 def path_of(deps: str) -> str:

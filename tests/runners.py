@@ -9,14 +9,14 @@ from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model import Checkpoint
 
 
 class RunnerWrapper:
     """Does what the real runner does, at once. A test overrides the part that it is about."""
 
-    def __init__(self, runner: CheckpointRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.model = runner, runner.model
         self.config, self.device, self.keeps_states = runner.config, runner.device, runner.keeps_states
 
@@ -36,17 +36,17 @@ class RunnerWrapper:
         return self.runner.begin("mrp", rows)()
 
 
-Wrapped = TypeVar("Wrapped", bound=CheckpointRunner)
+Wrapped = TypeVar("Wrapped", bound=ModelRunner)
 
 
 def engine_over(
-    make: Callable[[CheckpointRunner], Wrapped], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
+    make: Callable[[ModelRunner], Wrapped], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
 ) -> tuple[Engine, Wrapped]:
     """An engine, and its runner: what `make` puts around the usual one. By default its cache is small."""
     made: list[Wrapped] = []
 
     def runner(*arguments: Any) -> Wrapped:
-        made.append(make(CheckpointRunner(*arguments)))
+        made.append(make(ModelRunner(*arguments)))
         return made[0]
 
     engine = Engine(

@@ -13,7 +13,7 @@ from service.engine import EngineConfig, SamplingParams
 from service.errors import InvalidRequest
 from service.library import TextModel
 from service.model.device import settle_threads
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.tiny import GOLDEN
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
@@ -23,7 +23,7 @@ STORY = "Tom has 5 apples, gets 3, loses 2."
 def demo() -> Iterator[TextModel]:
     """The costs of forwards are known, where the engine would measure them."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("service.engine.engine.measure", lambda *_, **__: FAIR)
+        patched.setattr("service.engine.engine.measure", lambda *_, **__: CHEAP_ROWS)
         yield TextModel.load(CHECKPOINT, EngineConfig(kv_cache_tokens=4096))
 
 

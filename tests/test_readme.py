@@ -17,7 +17,7 @@ from service.engine import EngineDeps
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway.helpers import over
 from tests.replicas import local_generator
 
@@ -52,7 +52,7 @@ def bodies() -> Iterator[Any]:
 def demo() -> Iterator[Replica]:
     settings = Settings(device="cpu", dtype="float32")
     checkpoint = load_checkpoint(CHECKPOINT)
-    generator = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=FAIR))
+    generator = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=CHEAP_ROWS))
     yield generator
     generator.close()
 

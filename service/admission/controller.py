@@ -51,8 +51,8 @@ class AdmissionController:
         self._halted = halted
         self._throughput.set_halted(halted)
 
-    def reject_all(self, error: MrpServeError) -> None:
-        self._slots.reject_all(error)
+    def reject_waiting(self, error: MrpServeError) -> None:
+        self._slots.reject_waiting(error)
 
     def admit(self, key: ApiKey, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
@@ -66,7 +66,7 @@ class AdmissionController:
     @asynccontextmanager
     async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
         """A slot for the context, whose caller calls `charge.fail`. DeadlineExceeded if the time ends before."""
-        blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.together > 1
+        blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.stream_interval > 1
         usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)

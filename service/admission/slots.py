@@ -74,7 +74,7 @@ class Slots:
                 self._grant()
             raise
 
-    def reject_all(self, error: MrpServeError) -> None:
+    def reject_waiting(self, error: MrpServeError) -> None:
         """If there are no slots, ends every waiting request with its own copy of `error`."""
         if not self.total:
             for waiter in self._queue:

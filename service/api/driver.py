@@ -23,7 +23,7 @@ from service.api.parse import RequestContext, parse_json
 from service.api.streams import STATUS_S, FrameStream, all_of, first_of, merged
 from service.errors import DeadlineExceeded, MrpServeError
 from service.messages.replica_status import ModelCard
-from service.messages.wire import Answer, Answering, Chunk, Ending, Progress, ReplicaRequest
+from service.messages.wire import Answer, AnswerStream, Chunk, Ending, Progress, ReplicaRequest
 from service.tracebacks import error_for_client
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -36,12 +36,12 @@ class Pipeline(Protocol):
 
     async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer: ...
 
-    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering: ...
+    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> AnswerStream: ...
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int: ...
 
 
-class Upstream(Protocol):
+class IngressServices(Protocol):
     """The ingress, as the routes of an API see it."""
 
     @property
@@ -126,7 +126,7 @@ class JsonAnswer(JSONResponse):
         return to_json(content, inf_nan_mode="null")
 
 
-async def respond(parse: Parse, upstream: Upstream, request: Request) -> Response:
+async def respond(parse: Parse, upstream: IngressServices, request: Request) -> Response:
     """The response to a request of an API's route. Raises MrpServeError before the status is sent."""
     body, context = parse_json(await request.body()), await upstream.context(request)
     builder = parse(body, context)

@@ -19,7 +19,7 @@ from service.api.answers import (
     traced,
     usage_of,
 )
-from service.api.driver import ResponseBuilder, Upstream, locked, respond
+from service.api.driver import IngressServices, ResponseBuilder, locked, respond
 from service.api.errors import error_json
 from service.api.openapi import DECODING, STORY, errors, model_docs, route_docs
 from service.api.parse import (
@@ -157,7 +157,7 @@ def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> 
     return GenerateBuilder(requests, context.card.name, stream=request.stream)
 
 
-def generate_router(upstream: Upstream) -> APIRouter:
+def generate_router(upstream: IngressServices) -> APIRouter:
     """The route, to be mounted at the root."""
     router = APIRouter(tags=[DECODING], route_class=locked(upstream.authorize))
     summary = "Continue a prompt, at once or block by block"

@@ -33,7 +33,7 @@ _SCHEMA_PARAM = "response_format.json_schema.schema"
 #: the fields that `SamplingParams` has under the same name
 _SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in protocol.DecodingFields.model_fields)
 #: blocks of a whole answer that come in one chunk
-TOGETHER = 16
+WHOLE_ANSWER_INTERVAL = 16
 
 
 _Validated = TypeVar("_Validated", bound=protocol.NamedModel)
@@ -220,13 +220,13 @@ def to_replica_request(
         stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= protocol.MAX_INTEGER),
         ignore_eos=body.ignore_eos,
         return_trace=body.return_trace,
-        return_pieces=output.logprobs is not None,
+        return_token_texts=output.logprobs is not None,
         return_step_map=isinstance(body, protocol.StepMapField) and body.return_step_map,
         sharing=sharing_of(body, context),
         session=body.prompt_cache_key or "",
         shorten=shorten,
         top_logprobs=output.logprobs or 0,
-        together=1 if output.stream else TOGETHER,
+        stream_interval=1 if output.stream else WHOLE_ANSWER_INTERVAL,
         **asdict(prompt),
     )
 

@@ -21,7 +21,7 @@ from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
 from service.engine.forward.partition import fixed_shapes_for
 from service.engine.forward.profiler import StepProfiler
-from service.engine.forward.runner import CheckpointRunner, forward_clock
+from service.engine.forward.runner import ModelRunner, forward_clock
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
@@ -60,8 +60,8 @@ class EngineDeps:
     clock: Callable[[], float] = time.monotonic
     #: costs of forwards for `mrp_steps: "auto"` and for several tenants; None: measured for the first such request
     costs: StepCosts | None = None
-    #: makes the runner, with the arguments of `CheckpointRunner`
-    runner: Callable[..., CheckpointRunner] = CheckpointRunner
+    #: makes the runner, with the arguments of `ModelRunner`
+    runner: Callable[..., ModelRunner] = ModelRunner
     #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
 
@@ -213,10 +213,10 @@ class Engine:
             raise AssertionError(f"{reason} while requests run")
         synchronize(self._runner.device)  # a forward may be under way whose requests have ended
 
-    def start_waiting(self) -> None:
+    def start_queued(self) -> None:
         if self.queue_held or self.halted:
             return
-        for running in self._scheduler.start_waiting():
+        for running in self._scheduler.start_queued():
             running.stats.begin(self._clock, self.version, self.mrp_version)
             try:
                 if running.request.version not in {None, self.version}:
@@ -235,7 +235,7 @@ class Engine:
             self._profiler.begin_step()
         start, model = self._clock(), self._runner.model
         events = self.expire()
-        self.start_waiting()
+        self.start_queued()
         num_rows, forwards = self._begin_steps(), Counter[ForwardKind]()
         if self._steps:
             self._steps.popleft().finish(forwards)

@@ -1,6 +1,6 @@
 """The KV pages of requests, and the prefix cache: the pages that requests share.
 
-All pages of a request are reserved when it is admitted. A tree has a node for every written block; a path is compared
+All pages of a request are reserved when it starts. A tree has a node for every written block; a path is compared
 token by token, never by a hash only. A request holds the nodes of its leading blocks. A node that no request holds
 stays until its page is needed, the least recently used first. Pages in the tree are never written again.
 """

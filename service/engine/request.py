@@ -143,7 +143,7 @@ class GenerationRequest:
     report_steps: bool = False  # whether `Engine.progress` has its steps
     keep_steps: bool = True  # whether its events have its steps
     #: the events that are delivered at once, for callers who wait for the last event anyway
-    together: int = 1
+    stream_interval: int = 1
     logprobs: LogprobsRequest | None = None  # the log-probabilities that its picks have
     #: the grammar of the answer; its end tokens must be stop tokens of the request
     grammar: CompiledGrammar | None = field(default=None, repr=False, compare=False)

@@ -67,7 +67,7 @@ class Scheduler:
         ticket = Ticket(arrived, sharing.tenant, sharing.tenant_share, sharing.priority, cost)
         self.waiting.push(Waiting(request, submitted, blocks), ticket)
 
-    def start_waiting(self) -> list[RunningRequest]:
+    def start_queued(self) -> list[RunningRequest]:
         """Moves requests from the queue to the running set while pages and slots are free.
 
         The next request blocks all later requests until its pages are free, so that long requests are served, too.
@@ -129,7 +129,7 @@ class Scheduler:
         return [pair for part in by_tenant.values() for pair in self._without_poor_drafts(part)]
 
     def _share_prompts(self, prompts: dict[RunningRequest, int]) -> set[RunningRequest]:
-        """Lets requests use blocks that others have stored since their admission. Updates `prompts`.
+        """Lets requests use blocks that others have stored since they started. Updates `prompts`.
 
         Returns the requests with long prompts whose next blocks another request stores. They are no longer in
         `prompts`.

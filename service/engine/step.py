@@ -14,7 +14,7 @@ from service.decode.policy import Prediction
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.runner import CheckpointRunner, OomBackoff
+from service.engine.forward.runner import ModelRunner, OomBackoff
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class ForwardExecutor:
     """Begins the forwards of an engine, in parts where memory is short."""
 
-    def __init__(self, runner: CheckpointRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._backoffs: dict[Network, OomBackoff] = {"backbone": OomBackoff(), "mrp": OomBackoff()}
 

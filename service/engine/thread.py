@@ -61,13 +61,13 @@ class _Inbox:
 class _Undelivered:
     """The outputs of a request that are not delivered yet. `together`: the number of outputs delivered at once."""
 
-    together: int
+    stream_interval: int
     outputs: list[EngineOutput] = field(default_factory=list)
 
     def add(self, output: EngineOutput) -> list[EngineOutput]:
         """The outputs to deliver now that this one is there. With the last output these are all."""
         self.outputs.append(output)
-        if len(self.outputs) < self.together and not ends(output):
+        if len(self.outputs) < self.stream_interval and not ends(output):
             return []
         due, self.outputs = self.outputs, []
         return due
@@ -129,7 +129,7 @@ class EngineThread:
             waiting = self._state.num_waiting + self._num_arriving + len(self._inbox.submitted)
             if waiting >= self._max_waiting:
                 raise QueueFull(f"{waiting} requests are waiting, allowed are {self._max_waiting}", retry_after=1.0)
-            self._undelivered[request.request_id] = _Undelivered(request.together)
+            self._undelivered[request.request_id] = _Undelivered(request.stream_interval)
             self._inbox.submitted.append(request)
             self._changed.notify()
 
@@ -200,7 +200,7 @@ class EngineThread:
                 self._undelivered.pop(request_id, None)
         if inbox.task is not None:
             self._begin_task(inbox.task)
-        self._engine.start_waiting()
+        self._engine.start_queued()
         with self._changed:  # counted before the step, since the step may be long
             self._state, self._num_arriving = self._engine.state(), 0
 

@@ -121,6 +121,6 @@ class Availability:
             except ScaledToZero:
                 pass
             except NotReady as error:
-                self._admission.reject_all(error)
+                self._admission.reject_waiting(error)
             except Exception as error:  # noqa: BLE001 - the last card is good while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
 from service.messages.replica_status import ControlCommand, ControlResult, ModelCard, Snapshot, Status
-from service.messages.wire import Failure, Items, ReplicaRequest, Weights
+from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
 
 
 class Backend(Protocol):
@@ -13,7 +13,7 @@ class Backend(Protocol):
 
     async def count(self, request: ReplicaRequest) -> int | Failure: ...
 
-    def stream(self, request: ReplicaRequest) -> Items:
+    def stream(self, request: ReplicaRequest) -> ReplicaStream:
         """The answer block by block. Closing the stream aborts the request."""
 
     def note_error(self, error: MrpServeError) -> None:

@@ -10,7 +10,7 @@ from service.gateway.backend import Backend
 from service.gateway.draining import Draining
 from service.gateway.request_log import note_ending, note_request
 from service.gateway.slow_readers import Relay, SlowReaders
-from service.messages.wire import Answer, Answering, Chunk, Ending, Failure, Items, Progress, ReplicaRequest
+from service.messages.wire import Answer, AnswerStream, Chunk, Ending, Failure, Progress, ReplicaRequest, ReplicaStream
 from service.routing.failover import Attempts, FailoverPolicy
 
 
@@ -40,7 +40,7 @@ class RequestPipeline:
         [ending] = [item async for item in self._items(request, charge, chunks) if isinstance(item, Ending)]
         return Answer.from_chunks(chunks, ending)
 
-    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> Answering:
+    def stream(self, request: ReplicaRequest, charge: TokenCharge) -> AnswerStream:
         """The answer block by block, every block once, then its ending.
 
         The slot is free when the replica's answer ends, or the stream is closed. After a loss, the steps of an
@@ -64,7 +64,7 @@ class RequestPipeline:
 
     async def _items(
         self, request: ReplicaRequest, charge: TokenCharge, chunks: list[Chunk] | None = None
-    ) -> Answering:
+    ) -> AnswerStream:
         """The items of an answer. `chunks`: as in `Attempts`."""
         with self._counted(charge):
             async with AsyncExitStack() as stack:
@@ -103,7 +103,7 @@ class RequestPipeline:
                         usage.add(ending)
                         yield ending
 
-    async def _next(self, items: Items) -> Progress | Chunk | Ending | None:
+    async def _next(self, items: ReplicaStream) -> Progress | Chunk | Ending | None:
         """The next item, None after the last. Raises the error of an attempt that failed."""
         with self._draining.abortable():
             item = await anext(items, None)

@@ -13,7 +13,7 @@ from typing import cast
 
 from service.errors import SlowReader
 from service.ipc.messagepack import MessagePack
-from service.messages.wire import Answering, Chunk, Ending, Progress, ReplicaRequest
+from service.messages.wire import AnswerStream, Chunk, Ending, Progress, ReplicaRequest
 
 #: seconds between two polls for streams that wait for their clients
 POLL_S = 0.5
@@ -67,7 +67,7 @@ class SlowReaders:
 class Relay:
     """The items of one answer. `tenant`: the tenant of its request. `size`: bytes that wait for its client."""
 
-    def __init__(self, readers: SlowReaders, request: ReplicaRequest, items: Answering) -> None:
+    def __init__(self, readers: SlowReaders, request: ReplicaRequest, items: AnswerStream) -> None:
         self._readers, self._request, self._items = readers, request, items
         self.tenant, self.size = request.sharing.tenant, 0
         self._context = copy_context()
@@ -75,7 +75,7 @@ class Relay:
         self._relaying: asyncio.Task[None] | None = None
         self._backlog: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
 
-    async def items(self) -> Answering:
+    async def items(self) -> AnswerStream:
         """The items. Raises the error that ended the answer, or SlowReader."""
         self._readers.watch(self)
         try:

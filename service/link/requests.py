@@ -14,7 +14,7 @@ from service.ipc.messagepack import Unsendable
 from service.link.client import AuthenticationFailed, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
 from service.messages.replica_status import Address, Status
-from service.messages.wire import Failure, Items, ReplicaRequest, patience_s, too_late
+from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, patience_s, too_late
 from service.routing.router import Router
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ReplicaLinks:
         call.end()
         return cast(int | Failure, tokens)
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         call, item = await self._begin("stream", request)
         try:
             while item is not None:

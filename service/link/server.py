@@ -19,7 +19,7 @@ from service.ipc.connections import HEARTBEAT_S, LONGEST, Frames
 from service.ipc.messagepack import Malformed
 from service.link import protocol
 from service.messages.replica_status import Address
-from service.messages.wire import Failure, Items, ReplicaRequest
+from service.messages.wire import Failure, ReplicaRequest, ReplicaStream
 from service.tracebacks import error_for_client
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RequestHandler(Protocol):
     async def count(self, request: ReplicaRequest) -> int | Failure:
         """The number of tokens of a request's prompt."""
 
-    def stream(self, request: ReplicaRequest) -> Items:
+    def stream(self, request: ReplicaRequest) -> ReplicaStream:
         """The answer block by block. Closing the stream aborts the request."""
 
 

@@ -67,7 +67,7 @@ class Resume(Data, frozen=True):
 
 
 class Scoring(Data, frozen=True):
-    """The scores of a request with `scoring`: the log-probabilities of labels at the masked positions of a text.
+    """What is scored: the log-probabilities of labels at the masked positions of a text.
 
     The labels are texts or ids. In token ids a masked position is -1.
     """
@@ -113,14 +113,14 @@ class ReplicaRequest(Data, frozen=True):
     shorten: bool = False  # whether `max_new_tokens` may be more than the model's length leaves
     return_trace: bool = False
     stream_steps: bool = False
-    return_pieces: bool = False
-    return_step_map: bool = False  # whether chunks have the steps of their tokens, as with `return_pieces`
-    top_logprobs: int = 0  # the likeliest tokens that are named beside each token, if `return_pieces`
+    return_token_texts: bool = False
+    return_step_map: bool = False  # whether chunks have the steps of their tokens, as with `return_token_texts`
+    top_logprobs: int = 0  # the likeliest tokens that are named beside each token, if `return_token_texts`
     sharing: Sharing = Sharing()  # its cache salt contains the key's name unless keys share prefixes
     session: str = ""  # requests of one session should go to the same replica
     resume: Resume = Resume()  # the beginning of the answer, which was already sent
     attempt: int = 0  # the number of earlier attempts
-    together: int = 1  # blocks that may come in one chunk; more than 1 where the client gets a whole answer
+    stream_interval: int = 1  # blocks that may come in one chunk; more than 1 where the client gets a whole answer
 
 
 #: seconds by which the ingress's time limit is longer than the engine's
@@ -164,7 +164,7 @@ class Chunk(Data, frozen=True, tag=2):
     stats: Stats
     trace: Private[tuple[TraceStep, ...]] = ()
     ending: Ending | None = None
-    pieces: Private[tuple[TokenText, ...]] = ()
+    token_texts: Private[tuple[TokenText, ...]] = ()
     prompt_tokens: int = 0  # the tokens of the whole prompt
     version: int = 0  # the version of the weights that decoded the chunk
     step_map: Private[tuple[TokenStep, ...]] = ()  # the step of each token, on request
@@ -202,7 +202,7 @@ class Answer(Data, frozen=True):
     token_ids: Private[tuple[int, ...]]
     ending: Ending
     trace: Private[tuple[TraceStep, ...]] = ()
-    pieces: Private[tuple[TokenText, ...]] = ()
+    token_texts: Private[tuple[TokenText, ...]] = ()
     step_map: Private[tuple[TokenStep, ...]] = ()
 
     @classmethod
@@ -212,7 +212,7 @@ class Answer(Data, frozen=True):
 
 def joined(chunks: Sequence[Chunk]) -> dict[str, Any]:
     """The text, tokens and records of all chunks together, as fields of an `Answer` or of a `Chunk`."""
-    lists = ("token_ids", "trace", "pieces", "step_map")
+    lists = ("token_ids", "trace", "token_texts", "step_map")
     parts = {name: tuple(chain.from_iterable(getattr(chunk, name) for chunk in chunks)) for name in lists}
     return {"text": "".join(chunk.text for chunk in chunks), **parts}
 
@@ -224,6 +224,6 @@ class Failure(Data, frozen=True, tag=4):
 
 
 #: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`
-Items = AsyncGenerator[Progress | Chunk | Ending | Failure]
+ReplicaStream = AsyncGenerator[Progress | Chunk | Ending | Failure]
 #: the same stream when failures are raised as errors
-Answering = AsyncGenerator[Progress | Chunk | Ending]
+AnswerStream = AsyncGenerator[Progress | Chunk | Ending]

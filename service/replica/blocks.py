@@ -23,7 +23,7 @@ class AnswerBlocks:
     prompt_tokens: int
     waited_s: float  # seconds from its arrival at the ingress to the engine
     text: TextStream
-    pieces: TokenTextStream | None  # names the tokens, None if the request does not need names
+    token_texts: TokenTextStream | None  # names the tokens, None if the request does not need names
     text_of: Callable[[int], str]  # the text of a token id
     block_size: int
     stats: Stats = field(init=False)  # the statistics so far, over all replicas
@@ -35,8 +35,8 @@ class AnswerBlocks:
     def __post_init__(self) -> None:
         resume = self.request.resume
         self.text.push(resume.token_ids)  # this text is already sent, except the end that is held back again
-        if self.pieces is not None:
-            self.pieces.push(resume.token_ids)
+        if self.token_texts is not None:
+            self.token_texts.push(resume.token_ids)
         self.stats = resume.stats
         self._num_tokens = len(resume.token_ids)
         self._steps = StepMap(resume.num_steps)
@@ -45,7 +45,7 @@ class AnswerBlocks:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
         if (chunk := self._chunk(event)) is not None:
             self._held.append(chunk)
-        if not self._held or (len(self._held) < self.request.together and self.ending is None):
+        if not self._held or (len(self._held) < self.request.stream_interval and self.ending is None):
             return None
         held, self._held = self._held, []
         return (
@@ -61,7 +61,9 @@ class AnswerBlocks:
             piece += self.text.finish()
         self.stats = self._stats(event.stats)
         self._num_tokens += len(token_ids)
-        step_map = self._steps.add(event.steps) if self.request.return_step_map or self.request.return_pieces else []
+        step_map = (
+            self._steps.add(event.steps) if self.request.return_step_map or self.request.return_token_texts else []
+        )
         stop_token = None
         if event.finish_reason == "stop" and not self.text.stopped and step_map:
             stop_token = step_map[len(event.token_ids)]
@@ -72,7 +74,9 @@ class AnswerBlocks:
         if not (piece or token_ids or trace):
             return None
         count = self.request.top_logprobs
-        pieces = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
+        token_texts = (
+            () if self.token_texts is None else self.token_texts.push(token_ids, _likeliest(event.steps, count))
+        )
         return Chunk(
             index=event.index,
             text=piece,
@@ -80,7 +84,7 @@ class AnswerBlocks:
             stats=self.stats,
             trace=trace,
             ending=self.ending,
-            pieces=pieces,
+            token_texts=token_texts,
             prompt_tokens=self.prompt_tokens,
             version=event.version,
             step_map=tuple(step_map[: len(token_ids)]),

@@ -21,7 +21,7 @@ from service.engine.request import LogprobsRequest, Stats
 from service.engine_process.client import EngineProcessClient
 from service.errors import PromptTooLong
 from service.messages.replica_status import Snapshot, Status
-from service.messages.wire import Chunk, Ending, Failure, Items, Progress, ReplicaRequest, Scoring, too_late
+from service.messages.wire import Chunk, Ending, Failure, Progress, ReplicaRequest, ReplicaStream, Scoring, too_late
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.control import ReplicaControl
@@ -65,7 +65,7 @@ class Replica:
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         """The blocks of an answer and its ending, and steps on request; with `scoring` an ending only.
 
         Closing the stream, or cancelling its task, aborts the request.
@@ -109,13 +109,13 @@ class Replica:
             token_ids = await self._run(sum(map(len, words)), lambda: self._codec.encode_bad_words(words))
             sampling = structs.replace(request.sampling, bad_words_token_ids=token_ids)
             request = replace(request, sampling=sampling)
-        pieces = self._codec.token_texts() if replica_request.return_pieces else None
+        token_texts = self._codec.token_texts() if replica_request.return_token_texts else None
         answer = AnswerBlocks(
             request=replica_request,
             prompt_tokens=len(prompt),
             waited_s=waited_s,
             text=self._codec.stream(replica_request.stop, request.sampling.min_tokens),
-            pieces=pieces,
+            token_texts=token_texts,
             text_of=self._codec.name_of,
             block_size=self._engine.info.config.block_size,
         )
@@ -193,8 +193,8 @@ class Replica:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=request.stream_steps,
-            keep_steps=request.return_trace or request.return_pieces or request.return_step_map,
-            together=1 if request.stop else request.together,  # a stop text ends the request early
+            keep_steps=request.return_trace or request.return_token_texts or request.return_step_map,
+            stream_interval=1 if request.stop else request.stream_interval,  # a stop text ends the request early
             logprobs=LogprobsRequest(request.top_logprobs) if request.top_logprobs else None,
             version=request.resume.version if request.resume.num_blocks else None,
         )

@@ -104,7 +104,7 @@ class Attempts:
     def _may_follow(self, error: MrpServeError) -> bool:
         if isinstance(error, _LOSSES):
             return self._losses <= self._policy.max_failovers
-        if isinstance(error, WeightsChanged) and self._last is not None and self._original.together == 1:
+        if isinstance(error, WeightsChanged) and self._last is not None and self._original.stream_interval == 1:
             return False  # the client has the chunks
         return self._policy.max_failovers > 0 and (
             isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._further > 0)

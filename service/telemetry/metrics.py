@@ -85,7 +85,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time_to_first_block_seconds", "Arrival to first block", ("mode",), _SECONDS),
     Metric("inter_block_latency_seconds", "One block to the next", ("mode",), _SECONDS),
     Metric("e2e_request_latency_seconds", "Arrival to end, without aborts", ("mode",), _SECONDS),
-    Metric("request_queue_time_seconds", "Arrival to admission by an engine, without aborts", (), _SECONDS),
+    Metric("request_queue_time_seconds", "Arrival to the start by an engine, without aborts", (), _SECONDS),
     Metric("engine_step_seconds", "One step of the engine", (), _STEP_SECONDS),
     Metric("rows_per_forward", "Rows (blocks) in a backbone forward", (), _ROWS),
 )

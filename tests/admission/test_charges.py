@@ -19,7 +19,7 @@ from service.errors import MrpServeError, NotReady, OutOfMemory, RateLimited, Re
 from service.gateway.draining import Draining
 from service.gateway.http.bodies import Bodies
 from service.gateway.pipeline import RequestPipeline
-from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
+from service.messages.wire import AnswerStream, Chunk, Ending, ReplicaRequest
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from tests.admission.overload import BLOCK, request
@@ -36,7 +36,7 @@ class Replicas:
 
     fails_at: dict[str, int] = field(default_factory=dict)
 
-    async def stream(self, request: ReplicaRequest) -> Answering:
+    async def stream(self, request: ReplicaRequest) -> AnswerStream:
         for block in range(request.max_new_tokens // BLOCK):
             await asyncio.sleep(1)
             if self.fails_at.get(request.request_id) == block:
@@ -125,7 +125,7 @@ class TestQueuedRequests:
             task = asyncio.ensure_future(ingress.ask(Client(40), stream))
             await asyncio.sleep(1)
             assert ingress.charged == PROMPT + 40
-            ingress.admission.reject_all(NotReady("given up"))
+            ingress.admission.reject_waiting(NotReady("given up"))
             assert isinstance((await task).error, NotReady)
             assert ingress.charged == 0
 

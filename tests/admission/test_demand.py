@@ -111,7 +111,7 @@ def request(clock: Clock) -> ReplicaRequest:
 class TestRequestWithManyLongAnswers:
     """The rate is what was decoded. One valid request with `n` must not make it look slow, nor want replicas."""
 
-    TOGETHER = 16
+    INTERVAL = 16
 
     async def decode(
         self, admission: AdmissionController, replica_request: ReplicaRequest, clock: Clock, error: Exception
@@ -137,7 +137,7 @@ class TestRequestWithManyLongAnswers:
     def test_the_rate_stays(self, clock: Clock, error: Exception) -> None:
         admission = AdmissionController(Settings(), clock)
         admission.serves(CARD)
-        replica_request = structs.replace(request(clock), max_new_tokens=240, together=self.TOGETHER)
+        replica_request = structs.replace(request(clock), max_new_tokens=240, stream_interval=self.INTERVAL)
         with pytest.raises(type(error)):
             asyncio.run(self.decode(admission, replica_request, clock, error))
         assert admission.blocks_per_second == pytest.approx(2 * CARD.slots)

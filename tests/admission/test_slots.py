@@ -110,7 +110,7 @@ class TestRejectAll:
         async def script(requests: Requests) -> None:
             tasks = [requests.start(str(number)) for number in range(3)]
             await asyncio.sleep(1)
-            requests.slots.reject_all(error)
+            requests.slots.reject_waiting(error)
             errors = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(error) for error in errors] == [NotReady] * 3
             assert {(error.message, error.param, error.retry_after) for error in errors} == {("given up", "model", 5.0)}
@@ -123,7 +123,7 @@ class TestRejectAll:
         async def script(requests: Requests) -> None:
             tasks = [requests.start(str(number)) for number in range(2)]
             await asyncio.sleep(0.5)
-            requests.slots.reject_all(NotReady("given up"))
+            requests.slots.reject_waiting(NotReady("given up"))
             await asyncio.gather(*tasks)
 
         assert run_requests(1, script).started == ["0", "1"]

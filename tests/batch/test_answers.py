@@ -15,7 +15,7 @@ from service.engine import EngineDeps
 from service.errors import CheckpointError, MrpServeError
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway.engines import EngineGate, failing
 from tests.replicas import load_replica
 from tests.tiny import GOLDEN
@@ -30,7 +30,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Replica]:
     replicas: list[Replica] = []
 
     async def start_replica(name: str, settings: Settings) -> Replica:
-        deps = DEPS.pop(0) if DEPS else EngineDeps(costs=FAIR)
+        deps = DEPS.pop(0) if DEPS else EngineDeps(costs=CHEAP_ROWS)
         if isinstance(deps, MrpServeError):
             raise deps
         replicas.append(load_replica(name, settings, deps))

@@ -15,7 +15,7 @@ from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
 from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
-from tests.engine.helpers import FREE
+from tests.engine.helpers import FREE_ROWS
 from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 MODES = (
@@ -113,7 +113,7 @@ LARGER = Shape(328, 500, 5, 16, 4, 32, 1500, 2048)
 
 
 def engine_of(checkpoint):
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=FREE))
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=FREE_ROWS))
 
 
 def answers(engine, prompts, new_tokens, stops=frozenset()):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 
 
 @pytest.fixture
@@ -13,4 +13,4 @@ def run(run_program):
 @pytest.fixture
 def priced(monkeypatch):
     """The costs of forwards are known, where an engine would measure them."""
-    monkeypatch.setattr("service.engine.engine.measure", lambda *_, **__: FAIR)
+    monkeypatch.setattr("service.engine.engine.measure", lambda *_, **__: CHEAP_ROWS)

@@ -12,7 +12,7 @@ from service.gateway.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway import chatting
 from tests.gateway.local import LocalBackend
 from tests.replicas import local_generator
@@ -42,7 +42,7 @@ def servers() -> Iterator[dict[str, str]]:
 @contextmanager
 def _served(checkpoint: Checkpoint) -> Iterator[str]:
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=65536)
-    replica: Replica = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=FAIR))
+    replica: Replica = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=CHEAP_ROWS))
     try:
         with listening(Ingress("i0", settings, LocalBackend(replica)).app(answers_request_id=True)) as url:
             yield url

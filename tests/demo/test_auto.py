@@ -8,7 +8,7 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import Curve, StepCosts
 from service.model import load_checkpoint
 from service.text import TextCodec
-from tests.engine.helpers import DEAR, FAIR
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS
 from tests.runners import RunnerWrapper, engine_over
 
 #: A forward takes as long over one row as over thirteen of 16 tokens, and MRP a tenth of it: a GPU that is not full.
@@ -76,14 +76,14 @@ def test_on_a_gpu_that_is_not_full_big_trees_and_mrp_pay(checkpoint):
 
 
 def test_where_a_row_costs_a_quarter_of_a_forward_small_trees_without_mrp_do(checkpoint):
-    stats = decoded(checkpoint, FAIR, Speculative())
+    stats = decoded(checkpoint, CHEAP_ROWS, Speculative())
     assert {stat.mrp_steps for stat in stats} == {0}
     assert sum(stat.drafts_proposed for stat in stats) < 5 * sum(stat.forwards.verify for stat in stats)
     assert 1.3 < tokens_per_forward(stats) < 2.3
 
 
 def test_where_no_draft_can_pay_it_is_static(checkpoint):
-    drafted, static = (decoded(checkpoint, DEAR, mode, 1) for mode in (Speculative(), Static()))
+    drafted, static = (decoded(checkpoint, DEAR_ROWS, mode, 1) for mode in (Speculative(), Static()))
     assert [stat.forwards for stat in drafted] == [stat.forwards for stat in static]
     assert not any(stat.drafts_proposed for stat in drafted)
 
@@ -91,7 +91,7 @@ def test_where_no_draft_can_pay_it_is_static(checkpoint):
 @pytest.mark.parametrize("together", [1, 4])
 def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_plan(checkpoint, together):
     """By the table, not by a clock. One draft is the best fixed plan there: without drafts it takes a tenth longer."""
-    fixed = [rows_of(checkpoint, FAIR, mode, together) for mode in (Static(), Speculative(0, 1))]
+    fixed = [rows_of(checkpoint, CHEAP_ROWS, mode, together) for mode in (Static(), Speculative(0, 1))]
     for costs in (DENTED, DENTED_AS_SDAR):
         rows, answers = rows_of(checkpoint, costs, Speculative(), together)
         plain, drafted = (sum(map(costs.backbone.at, counts)) for counts, _ in fixed)

@@ -15,7 +15,7 @@ from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
 from service.text import TextCodec
-from tests.engine.helpers import FREE
+from tests.engine.helpers import FREE_ROWS
 
 TEMPERATURES = (0.0, 0.7, 1.2)
 #: of the slow tests; a cold temperature rounds confidences to 0 and 1
@@ -32,7 +32,7 @@ COMPANIONS = (
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(load_checkpoint(CHECKPOINT), deps=EngineDeps(costs=FREE))
+    return Engine(load_checkpoint(CHECKPOINT), deps=EngineDeps(costs=FREE_ROWS))
 
 
 @pytest.fixture(scope="module")

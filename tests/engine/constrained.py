@@ -12,7 +12,7 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from tests.constraints.checkpoints import checkpoint, compiled, prompt, text_of
-from tests.engine.helpers import FAIR, FREE
+from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
 
 #: rules, and drafts that are verified against them
 PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
@@ -24,7 +24,7 @@ PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
 OTHERS: tuple[DecodingMode, ...] = (Direct(2), Direct(4), Remask(0.5), Remask(0.9))
 
 
-def engine_of(name: str, costs: Any = FAIR) -> Engine:
+def engine_of(name: str, costs: Any = CHEAP_ROWS) -> Engine:
     return Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=costs))
 
 
@@ -61,7 +61,7 @@ def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random) -> int:
 
     Returns the number of answers that ended by themselves.
     """
-    engine, param, stopped = engine_of(name, rng.choice([FREE, FAIR])), "response_format", 0
+    engine, param, stopped = engine_of(name, rng.choice([FREE_ROWS, CHEAP_ROWS])), "response_format", 0
     for schema in schemas:
         constraint, sampling = Constraint.json(schema, param), sampled(rng)
         rule, drafted = rng.choice(PAIRS)

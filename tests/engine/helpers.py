@@ -19,7 +19,7 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.row_states import known_rows
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
@@ -43,9 +43,9 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 
 #: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.
-FREE = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 0.5), (256, 0.5))))
-FAIR = StepCosts(Curve(((1, 2.0), (256, 130.0))), Curve(((1, 0.8), (256, 60.0))))
-DEAR = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0))))
+FREE_ROWS = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 0.5), (256, 0.5))))
+CHEAP_ROWS = StepCosts(Curve(((1, 2.0), (256, 130.0))), Curve(((1, 0.8), (256, 60.0))))
+DEAR_ROWS = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0))))
 
 
 @cache
@@ -77,13 +77,13 @@ class Recorder:
 
 
 class CheckingRunner(RunnerWrapper):
-    """Does what CheckpointRunner does and compares every reading with a recomputation of the whole sequence.
+    """Does what ModelRunner does and compares every reading with a recomputation of the whole sequence.
 
     It learns from the rows alone which clean block lies on which page, so it also finds pages that are
     read before they are written, by the wrong sequence, or that MRP was never shown.
     """
 
-    def __init__(self, runner: CheckpointRunner, checkpoint: Checkpoint) -> None:
+    def __init__(self, runner: ModelRunner, checkpoint: Checkpoint) -> None:
         super().__init__(runner)
         self.reference = Reference(checkpoint)
         self.exact = checkpoint.dtype == torch.float64

@@ -18,7 +18,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.drafting.costs import StepCosts
 from service.engine.request import Sharing
 from service.model import Checkpoint
-from tests.engine.helpers import DEAR, FAIR, FREE, audit
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, audit
 from tests.extremes import drawn_knobs, drawn_margin, drawn_prompt, drawn_sampling
 from tests.tiny import GOLDEN_NAMES, golden
 
@@ -72,7 +72,7 @@ class Workload:
             "deterministic": rng.random() < 0.1,
             "draft_candidates": rng.choice([0, 0, 1, 8, 32, None]),
         }
-        costs: StepCosts = rng.choice([FREE, FREE, FAIR, DEAR])
+        costs: StepCosts = rng.choice([FREE_ROWS, FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])
         engine = Engine(checkpoint, EngineConfig(**limits), deps=EngineDeps(costs=costs))
         longest = min(_LONGEST, engine.max_model_len)
         return cls(engine, [any_request(rng, f"r{number}", checkpoint, longest) for number in range(count)])

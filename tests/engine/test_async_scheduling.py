@@ -17,7 +17,7 @@ from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from tests.engine.helpers import checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
@@ -42,7 +42,7 @@ class Device(RunnerWrapper):
     `unread`: their number at each reading, with the forward that is read.
     """
 
-    def __init__(self, runner: CheckpointRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
         self.num_unread = 0
         self.unread: list[int] = []

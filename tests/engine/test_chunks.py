@@ -9,14 +9,14 @@ from service.decode.modes import Static
 from service.decode.policy import Prediction
 from service.engine import Engine, GenerationRequest
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.scheduler import shares
 from tests.engine.helpers import request_of, shaped
 from tests.runners import RunnerWrapper, engine_over
 
 
 class Forwards(RunnerWrapper):
-    def __init__(self, runner: CheckpointRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
         self.prompts: list[dict[int, int]] = []
         self.states: list[set[int]] = []

@@ -15,9 +15,9 @@ from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.helpers import FAIR, SHAPES, checked, random_requests, random_sampling, shaped
+from tests.engine.helpers import CHEAP_ROWS, SHAPES, checked, random_requests, random_sampling, shaped
 from tests.engine.test_exactness import FAST, assert_pairs, pairs
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only, fast_rows
@@ -27,9 +27,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Recording(RunnerWrapper):
-    """Does what CheckpointRunner does and keeps what was read of every state, by the request's seed and the state."""
+    """Does what ModelRunner does and keeps what was read of every state, by the request's seed and the state."""
 
-    def __init__(self, runner: CheckpointRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
         self.readings = dict[object, Prediction]()
 
@@ -123,7 +123,7 @@ def test_it_computes_what_the_reference_does(shape: int) -> None:
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
 def test_in_bfloat16_speculative_is_static(name: str) -> None:
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=CHEAP_ROWS))
     for temperature in (0.0, 1.2):
         requests = pairs(21, checkpoint, temperature, 6)
         assert_pairs(requests, engine.generate(requests), 6)

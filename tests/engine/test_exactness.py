@@ -14,9 +14,9 @@ from service.engine import BlockEvent, Completion, Engine, EngineConfig, EngineD
 from service.engine.request import Sharing
 from service.model import Checkpoint
 from tests.engine.helpers import (
-    DEAR,
-    FAIR,
-    FREE,
+    CHEAP_ROWS,
+    DEAR_ROWS,
+    FREE_ROWS,
     SHAPES,
     CheckingRunner,
     audit,
@@ -77,7 +77,7 @@ def assert_as_plain(
     engine, runner = engine_over(
         lambda usual: WriteOnce(usual, checkpoint),
         checkpoint,
-        EngineDeps(costs=rng.choice([FREE, FAIR, DEAR])),
+        EngineDeps(costs=rng.choice([FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])),
         max_rows=size + 2 + more_rows,
         max_running=rng.randint(1, 6),
         max_prefill_tokens=prefill_tokens,
@@ -194,7 +194,7 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
 def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.float64)
     requests = pairs(7, checkpoint, temperature, 6)
-    for costs in (FREE, FAIR, DEAR):
+    for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS):
         engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), deps=EngineDeps(costs=costs))
         assert_pairs(requests, engine.generate(requests), 6)
 
@@ -207,7 +207,7 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     checkpoint = golden(name, torch.float64)
     requests = pairs(1000 + seed, checkpoint, temperature, 40)
     config = EngineConfig(max_rows=256, kv_cache_tokens=8192, draft_candidates=(0, 8)[seed % 2])
-    deps = EngineDeps(costs=(FREE, FAIR, DEAR)[seed % 3])
+    deps = EngineDeps(costs=(FREE_ROWS, CHEAP_ROWS, DEAR_ROWS)[seed % 3])
     assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
 
 

@@ -16,7 +16,7 @@ from service.engine.prefix_cache import PrefixCache
 from service.engine.request import Sharing
 from service.engine.scheduler import Scheduler, TenantLoad, fair_rows
 from service.model import Checkpoint
-from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request_of
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, random_requests, request_of
 from tests.tiny import tiny_checkpoint
 
 #: a forward reads the weights (3), then computes a row in .5
@@ -56,7 +56,7 @@ def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> S
             sharing = Sharing(tenant, cache_salt=tenant)
             request = replace(request_of(f"{tenant}{number}", [1] * prompt, Static()), sharing=sharing)
             target.enqueue(request, 0.0)
-    for running_request in target.start_waiting():
+    for running_request in target.start_queued():
         running_request.start()
     return target
 
@@ -67,7 +67,7 @@ def served(target: Scheduler) -> list[str]:
 
 class TestScheduler:
     def test_the_heavy_tenants_requests_take_turns(self) -> None:
-        target = scheduler(FAIR, ("heavy", 20), ("light", 1))
+        target = scheduler(CHEAP_ROWS, ("heavy", 20), ("light", 1))
         steps = [served(target) for _ in range(10)]
         assert all("light0" in step for step in steps)
         size = len(steps[0]) - 1
@@ -77,13 +77,13 @@ class TestScheduler:
 
     @pytest.mark.parametrize("tenants", [[("a", 20)], [("", 20)], [("a", 10), ("b", 10)]])
     def test_one_tenant_and_equal_tenants_have_all_their_rows(self, tenants: list[tuple[str, int]]) -> None:
-        assert len(served(scheduler(FAIR, *tenants))) == 20
+        assert len(served(scheduler(CHEAP_ROWS, *tenants))) == 20
 
     def test_nothing_is_left_out_where_rows_are_free(self) -> None:
-        assert len(served(scheduler(FREE, ("heavy", 20), ("light", 1)))) == 21
+        assert len(served(scheduler(FREE_ROWS, ("heavy", 20), ("light", 1)))) == 21
 
 
-@pytest.mark.parametrize("costs", [FAIR, DEAR])
+@pytest.mark.parametrize("costs", [CHEAP_ROWS, DEAR_ROWS])
 def test_answers_are_the_same_beside_other_tenants(costs: StepCosts) -> None:
     checkpoint = tiny_checkpoint(2)
     requests = random_requests(random.Random(11), checkpoint, 12)
@@ -102,7 +102,7 @@ def engine(checkpoint: Checkpoint, costs: StepCosts) -> Engine:
 
 
 def test_a_request_larger_than_its_tenants_share_gets_on() -> None:
-    target = engine(tiny_checkpoint(2), DEAR)
+    target = engine(tiny_checkpoint(2), DEAR_ROWS)
     many: list[GenerationRequest] = [
         replace(request_of(f"a{n}", [1, 2, 3], tokens=24), sharing=Sharing("a")) for n in range(4)
     ]

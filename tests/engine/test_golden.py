@@ -12,7 +12,7 @@ from service.decode.registry import make_mode
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
 from service.model import LoadOptions, load_checkpoint
-from tests.engine.helpers import DEAR, FAIR, FREE
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
@@ -95,8 +95,8 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
 @pytest.mark.parametrize(
     ("name", "costs"),
     fast_rows(
-        lambda name, costs: name == GOLDEN_NAMES[1] or costs is FAIR,
-        [(name, costs) for name in NAMES for costs in (FREE, FAIR, DEAR)],
+        lambda name, costs: name == GOLDEN_NAMES[1] or costs is CHEAP_ROWS,
+        [(name, costs) for name in NAMES for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS)],
     ),
 )
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:

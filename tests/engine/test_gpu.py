@@ -21,7 +21,7 @@ from service.engine import Engine, EngineConfig, GenerationRequest, SamplingPara
 from service.engine.forward.logits_sampler import TorchLogitsSampler, TritonLogitsSampler, rule_logits
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
 from service.model.weight_update import apply_update, load_update
@@ -146,7 +146,7 @@ def test_the_sampling_kernel_agrees_with_torch(width, dtype):
 def test_a_pass_begins_without_waiting_for_the_device(execution):
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
     size = checkpoint.config.block_size
-    runner = CheckpointRunner(checkpoint, 64, None, 8, execution)
+    runner = ModelRunner(checkpoint, 64, None, 8, execution)
     state = Block((MASKED,) * size)
     pages = [3, 4, 5]
     rows = [

@@ -11,7 +11,7 @@ from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Stat
 from service.engine import GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint
-from tests.engine.helpers import FAIR, checked, request_of
+from tests.engine.helpers import CHEAP_ROWS, checked, request_of
 from tests.tiny import LLADA2, tiny_checkpoint
 
 RULES: tuple[RuleMode, ...] = (*(Static(1), Static(5), Dynamic(0.1), Sequential(), Sequential(1, 6.0), Entropy(6.0)),)
@@ -37,7 +37,7 @@ def requests() -> list[GenerationRequest]:
 
 
 def test_every_mode_is_a_full_recomputation_in_a_batch_and_drafts_change_nothing(checkpoint: Checkpoint) -> None:
-    engine, runner = checked(checkpoint, StepCosts(FAIR.backbone), max_rows=90, kv_cache_tokens=2048)
+    engine, runner = checked(checkpoint, StepCosts(CHEAP_ROWS.backbone), max_rows=90, kv_cache_tokens=2048)
     done = {completion.request_id: completion for completion in engine.generate(requests())}
     saved = 0
     for number in range(len(RULES)):

@@ -23,7 +23,7 @@ from service.text import TextCodec
 from tests.constraints.checkpoints import DEMO
 from tests.constraints.checkpoints import checkpoint as checkpoint_of
 from tests.engine.constrained import constrained
-from tests.engine.helpers import FAIR, random_requests, random_sampling, some_auto, verified
+from tests.engine.helpers import CHEAP_ROWS, random_requests, random_sampling, some_auto, verified
 from tests.reference import Reference
 from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
@@ -45,7 +45,7 @@ def tiny(block_size: int = 4) -> Checkpoint:
 
 def engine_of(checkpoint: Checkpoint, **limits: Any) -> Engine:
     config = EngineConfig(**{"kv_cache_tokens": 4096, **limits})
-    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=CHEAP_ROWS))
 
 
 def drawn(rng: random.Random, sampling: SamplingParams, vocabulary: Sequence[int]) -> SamplingParams:

@@ -17,7 +17,7 @@ from service.errors import InvalidRequest
 from service.model import Checkpoint
 from tests.constraints.checkpoints import DEMO, text_of
 from tests.engine.constrained import check, constrained, engine_of
-from tests.engine.helpers import DEAR, FAIR, FREE, checked, demo_problems
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, checked, demo_problems
 from tests.engine.test_golden import expected
 from tests.engine.test_golden import requests as golden_requests
 from tests.reference import Reference
@@ -99,7 +99,7 @@ def test_a_margin_gives_what_the_plain_reference_gives_in_any_batch(name: str) -
     requests, reference = lax_requests(3, checkpoint, 20), Reference(checkpoint)
     strict = [replace(request, request_id=f"s{request.request_id}", mode=request.mode.plain) for request in requests]
     alone = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
-    mixed, _ = checked(checkpoint, FAIR, max_rows=48, kv_cache_tokens=4096)
+    mixed, _ = checked(checkpoint, CHEAP_ROWS, max_rows=48, kv_cache_tokens=4096)
     batch = [*requests, *strict]
     random.Random(1).shuffle(batch)
     together = {done.request_id: done for done in mixed.generate(batch)}
@@ -130,7 +130,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("name", fast_only((DEMO, FAST).__contains__, (DEMO, *GOLDEN_NAMES)))
 def test_drafts_accepted_by_a_margin_satisfy_the_grammar(name: str) -> None:
-    constraint, engine = Constraint.json(SCHEMA, "response_format"), engine_of(name, FREE)
+    constraint, engine = Constraint.json(SCHEMA, "response_format"), engine_of(name, FREE_ROWS)
     rules = ({"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
     changed = 0
     for rule in rules:
@@ -164,7 +164,7 @@ def test_with_filters_a_margin_is_not_defined(sampling: SamplingParams) -> None:
     engine.submit(GenerationRequest("strict", (1, 2), Speculative(2), sampling))
 
 
-@pytest.mark.parametrize("costs", [FREE, DEAR])
+@pytest.mark.parametrize("costs", [FREE_ROWS, DEAR_ROWS])
 def test_the_load_may_not_choose_the_answers_of_a_deterministic_engine(costs: object) -> None:
     request = GenerationRequest("x", (1, 2), Speculative("auto", margin=0.5), max_new_tokens=8)
     deps = EngineDeps(costs=costs)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from service.engine_process.metrics import EngineMetrics
 from service.errors import CheckpointError, OutputsNotFinite
 from service.model import LoadOptions, load_checkpoint
 from service.telemetry.metrics import Sums
-from tests.engine.helpers import FREE, events_of
+from tests.engine.helpers import FREE_ROWS, events_of
 from tests.thinned import fast_only
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
@@ -38,7 +38,7 @@ def checkpoint_with(layer, value, dtype=torch.float32, network="backbone"):
 
 
 def engine_of(checkpoint):
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FREE))
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FREE_ROWS))
 
 
 def requests_of(modes, sampling=GREEDY):
@@ -96,7 +96,7 @@ def assert_neighbours_are_untouched(damaged, config):
         for request in neighbours
     ]
     damaged.backbone.embed_tokens.weight[RARE] = math.nan
-    engine = Engine(damaged, replace(config, kv_cache_tokens=28 * 14), EngineMetrics(sums), EngineDeps(costs=FREE))
+    engine = Engine(damaged, replace(config, kv_cache_tokens=28 * 14), EngineMetrics(sums), EngineDeps(costs=FREE_ROWS))
     for _ in range(2):
         events = events_of(engine, [request for pair in zip(concerned, neighbours, strict=True) for request in pair])
         assert {name: tokens for name, tokens in tokens_of(events).items() if name in expected} == expected

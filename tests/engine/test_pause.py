@@ -19,7 +19,7 @@ from service.model import LoadOptions, load_checkpoint
 from service.model.attention import PagedCache
 from service.settings.settings import Settings
 from tests.engine.gated import GatedEngine, eventually
-from tests.engine.helpers import ALL_MODES, FAIR, Recorder, request_of
+from tests.engine.helpers import ALL_MODES, CHEAP_ROWS, Recorder, request_of
 from tests.engine.test_golden import expected, requests
 from tests.thinned import fast_only
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
@@ -37,7 +37,7 @@ class ReplicaEngine(GatedEngine):
         self.settings = Settings(model=str(model), device="cpu", dtype="float32", kv_cache_tokens=4096, **settings)  # type: ignore[arg-type]
         checkpoint = load_checkpoint(model, LoadOptions(quantization=self.settings.quantization))
         self.recorder = Recorder()
-        self.core = EngineCore(checkpoint, self.settings, self.recorder, EngineDeps(costs=FAIR))
+        self.core = EngineCore(checkpoint, self.settings, self.recorder, EngineDeps(costs=CHEAP_ROWS))
         super().__init__(self.core.engine)
 
     async def change(self, *, paused: bool = False, level: int = 0, wait: bool = False) -> None:

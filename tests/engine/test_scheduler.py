@@ -15,12 +15,12 @@ from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
-from tests.engine.helpers import FREE, Recorder, random_requests, request_of
+from tests.engine.helpers import FREE_ROWS, Recorder, random_requests, request_of
 
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(pages), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
+    return Scheduler(PrefixCache(pages), 4, config, DraftPlanner(lambda: FREE_ROWS, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:
@@ -29,7 +29,7 @@ def queue(target: Scheduler, *requests) -> None:
 
 
 def admit(target: Scheduler) -> list[RunningRequest]:
-    admitted = target.start_waiting()
+    admitted = target.start_queued()
     for running_request in admitted:
         running_request.start()
     return admitted

@@ -12,7 +12,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
 from service.model import Checkpoint
-from tests.engine.helpers import FAIR, events_of
+from tests.engine.helpers import CHEAP_ROWS, events_of
 from tests.reference import block_causal_mask, dense_attention
 from tests.thinned import fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, golden
@@ -68,7 +68,7 @@ CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
     model, rng = golden(name), random.Random(3)
-    engine = Engine(model, config, deps=EngineDeps(costs=FAIR))
+    engine = Engine(model, config, deps=EngineDeps(costs=CHEAP_ROWS))
     lengths = [(1, 1), (3, 1), (8, 2), (9, 1), (21, 3), (64, 1), (70, 9)]
     reads = [read(f"r{number}", pinned(rng, *shape)) for number, shape in enumerate(lengths)]
     reads.append(read("behind", (*pinned(rng, 12, 0), MASKED)))
@@ -80,7 +80,7 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
     events = events_of(engine, [*answers, *reads])
     for request in reads:
         check(model, request, events[request.request_id])
-    alone = Engine(model, config, deps=EngineDeps(costs=FAIR)).generate(answers)
+    alone = Engine(model, config, deps=EngineDeps(costs=CHEAP_ROWS)).generate(answers)
     decoded = [sum((event.token_ids for event in events[answer.request_id]), ()) for answer in answers]
     assert decoded == [answer.token_ids for answer in alone]
     assert engine.state().num_running == 0
@@ -90,7 +90,7 @@ def test_scoring_takes_one_forward_and_its_prefix_is_cached() -> None:
     """All blocks with places are in one forward with the prompt; blocks with masks are never shared."""
     model = golden(GOLDEN_NAMES[0])
     size = model.config.block_size
-    engine = Engine(model, deps=EngineDeps(costs=FAIR))
+    engine = Engine(model, deps=EngineDeps(costs=CHEAP_ROWS))
     lead = tuple(range(1, 2 * size + 1))
     request = read("a", (*lead, MASKED, *range(2 * size - 1), MASKED, 7))
     [first] = events_of(engine, [request])["a"]
@@ -106,7 +106,7 @@ def test_scoring_takes_one_forward_and_its_prefix_is_cached() -> None:
 def test_a_long_way_between_two_places_takes_several_forwards() -> None:
     model = golden(GOLDEN_NAMES[0])
     size = model.config.block_size
-    engine = Engine(model, EngineConfig(max_rows=size + 2), deps=EngineDeps(costs=FAIR))
+    engine = Engine(model, EngineConfig(max_rows=size + 2), deps=EngineDeps(costs=CHEAP_ROWS))
     request = read("a", (MASKED, *[9] * (4 * size * size), MASKED))
     events = events_of(engine, [request])["a"]
     assert events[0].stats.forwards.denoise > 1
@@ -115,12 +115,12 @@ def test_a_long_way_between_two_places_takes_several_forwards() -> None:
 
 def test_invalid_scoring_is_refused_and_scoring_can_be_aborted() -> None:
     model = golden(GOLDEN_NAMES[0])
-    engine = Engine(model, EngineConfig(max_model_len=64), deps=EngineDeps(costs=FAIR))
+    engine = Engine(model, EngineConfig(max_model_len=64), deps=EngineDeps(costs=CHEAP_ROWS))
     for prompt, error in [((1, 2), InvalidRequest), ((600, MASKED), InvalidRequest), ((MASKED,) * 65, PromptTooLong)]:
         with pytest.raises(error):
             engine.submit(read("a", prompt))
     engine.submit(read("a", (1, MASKED)))
-    engine.start_waiting()
+    engine.start_queued()
     engine.abort("a")
     assert not engine.has_work
     assert engine.state().kv_pages_used == 0

@@ -20,7 +20,7 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, 
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint
 from tests.engine.constrained import PAIRS, constrained, engine_of
-from tests.engine.helpers import DEAR, FAIR, FREE, automatic, drafted, random_sampling
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, automatic, drafted, random_sampling
 from tests.reference import Reference
 from tests.thinned import fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
@@ -122,14 +122,14 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
 @pytest.mark.parametrize(
     ("name", "temperature", "costs"),
     fast_rows(
-        lambda name, temperature, costs: costs is FREE and (name, temperature) in {
+        lambda name, temperature, costs: costs is FREE_ROWS and (name, temperature) in {
             (GOLDEN_NAMES[0], 0.7), (GOLDEN_NAMES[1], 0.0), (GOLDEN_NAMES[2], 1.2), (EXPERTS_NAME, 0.7)
         },
         [
             (name, temperature, costs)
             for name in NAMES
             for temperature in (0.0, 0.05, 0.7, 1.2)
-            for costs in (FREE, FAIR, DEAR)
+            for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS)
         ],
     ),
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_of_drafts_is_the_verified_modes(name: str, temperature: float, costs: S
         assert completion.token_ids == expected.token_ids
         close(completion.step_map, expected.step_map)
         covered += any(len(step.sizes) > 1 for block in completion.blocks for step in block.steps)
-    assert covered or costs is DEAR
+    assert covered or costs is DEAR_ROWS
 
 
 def drafts_for(rng: random.Random, rule: RuleMode, checkpoint: Checkpoint) -> list[DecodingMode]:
@@ -173,7 +173,7 @@ def drafts_for(rng: random.Random, rule: RuleMode, checkpoint: Checkpoint) -> li
 def test_of_an_answer_with_a_grammar(rule: DecodingMode, drafts: Sequence[DecodingMode]) -> None:
     """Forced tokens take no step. A forward that covers several steps may have forced tokens between them."""
     name, between = GOLDEN_NAMES[0], 0
-    engine, constraint = engine_of(name, FREE), Constraint.regex("so (yes|no|nor), [a-f]{2,9} or [0-9]{1,4} end")
+    engine, constraint = engine_of(name, FREE_ROWS), Constraint.regex("so (yes|no|nor), [a-f]{2,9} or [0-9]{1,4} end")
     modes = [rule, *(mode for mode in drafts if isinstance(mode, Speculative))]
     for seed in range(4):
         plain, *verified = engine.generate(

@@ -14,7 +14,7 @@ from service.demo import CHECKPOINT
 from service.engine import SamplingParams
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model import load_checkpoint
 from tests.engine.helpers import demo_problems
 
@@ -46,7 +46,7 @@ def test_a_low_temperature_decodes_nearly_as_greedy(mode: DecodingMode) -> None:
 def predictions_at(temperature: float, attention: str) -> tuple[list[Prediction], Tensor]:
     """The predictions of a masked block of the demo, one filtered, and the logits `[L, V]` of which they are made."""
     checkpoint = load_checkpoint(CHECKPOINT)
-    runner = CheckpointRunner(checkpoint, 8, execution=ExecutionConfig(attention))
+    runner = ModelRunner(checkpoint, 8, execution=ExecutionConfig(attention))
     state = Block((MASKED,) * checkpoint.config.block_size)
     samplings = SamplingParams(temperature, seed=5), SamplingParams(temperature, top_p=0.4, top_k=2, seed=5)
     rows = [Row(state, 0, [0], writes_kv=False, sampling=sampling, entropy=True) for sampling in samplings]

@@ -68,7 +68,7 @@ async def test_outputs_delivered_together_are_the_same_in_fewer_deliveries(
     apart = [event async for event in thread.generate(request)]
     assert deliveries == [1] * len(apart)
     deliveries.clear()
-    together = [event async for event in thread.generate(replace(request, together=3))]
+    together = [event async for event in thread.generate(replace(request, stream_interval=3))]
     assert [event.token_ids for event in together] == [event.token_ids for event in apart]
     assert together[-1].finish_reason == "length"
     assert len(apart) > 3

@@ -14,7 +14,7 @@ from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
 from tests.engine.gated import GatedEngine, eventually
-from tests.engine.helpers import FAIR, events_of, request_of
+from tests.engine.helpers import CHEAP_ROWS, events_of, request_of
 from tests.engine.test_golden import expected, requests
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import GOLDEN_NAMES
@@ -39,7 +39,7 @@ def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
 
 
 def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
-    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=CHEAP_ROWS))
 
 
 def decoded(engine: Engine, *generations: GenerationRequest) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from service.gateway.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway.chatting import give_qwen3, liking, tokenizer
 from tests.gateway.engines import EngineGate
 from tests.gateway.helpers import client
@@ -31,7 +31,7 @@ TEMPLATE = (
 )
 
 #: engines that do not measure the cost of forwards
-UNMEASURED = EngineDeps(costs=FAIR)
+UNMEASURED = EngineDeps(costs=CHEAP_ROWS)
 
 MakeGenerator = Callable[..., Replica]
 

@@ -19,7 +19,7 @@ from service.gateway.draining import Draining
 from service.gateway.http.bodies import Bodies
 from service.gateway.pipeline import RequestPipeline
 from service.messages.replica_status import ControlCommand, ControlResult, ModelCard, SetPause, Snapshot, Status
-from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Weights
+from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest, ReplicaStream, Weights
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.replica import Replica
@@ -39,14 +39,14 @@ class LosesFirst(LocalBackend):
         super().__init__(second)
         self._first, self._after = first, after
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         if is_first := not self.requests:
             self.requests.append(request)
         items = self._first.stream(request) if is_first else super().stream(request)
         left = self._after if is_first else sys.maxsize
         async with aclosing(items):
             async for item in items:
-                if not left or (is_first and request.together > 1 and _is_last(item)):
+                if not left or (is_first and request.stream_interval > 1 and _is_last(item)):
                     raise ReplicaLost("killed", retry_after=1.0)
                 left -= 1
                 yield item
@@ -173,6 +173,6 @@ def pipeline(backend: Backend, policy: FailoverPolicy | None = None) -> RequestP
     return RequestPipeline(backend, admission, Draining(Bodies()), policy or FailoverPolicy(3))
 
 
-def free() -> TokenCharge:
+def uncharged() -> TokenCharge:
     """The charge of a request that no key pays."""
     return TokenCharge(lambda _: None)

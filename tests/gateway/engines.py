@@ -9,9 +9,9 @@ from typing import Any
 from service.decode.policy import Prediction
 from service.engine import EngineDeps
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from tests.clock import Clock
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway.helpers import eventually
 from tests.runners import RunnerWrapper
 
@@ -52,7 +52,7 @@ class _HookedRunner(RunnerWrapper):
 
     def __init__(
         self,
-        runner: CheckpointRunner,
+        runner: ModelRunner,
         before: Callable[[], None] | None = None,
         after: Callable[[], None] | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ def hooked(clock: Clock | None = None, **hooks: Callable[[], None]) -> EngineDep
     """EngineDeps of an engine whose forwards have hooks, `before` or `after`."""
     clocks: dict[str, Any] = {"clock": clock} if clock else {}
     return EngineDeps(
-        **clocks, costs=FAIR, runner=lambda *arguments: _HookedRunner(CheckpointRunner(*arguments), **hooks)
+        **clocks, costs=CHEAP_ROWS, runner=lambda *arguments: _HookedRunner(ModelRunner(*arguments), **hooks)
     )
 
 

@@ -4,7 +4,7 @@ from service.errors import InvalidRequest, MrpServeError
 from service.ipc.connections import Unsendable
 from service.link.protocol import AT_REPLICA, ReplicaCall
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
-from service.messages.wire import Failure, Items, ReplicaRequest, Weights
+from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
 from service.replica.replica import Replica
 
 
@@ -19,7 +19,7 @@ class LocalBackend:
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return await self._generator.count(request)
 
-    def stream(self, request: ReplicaRequest) -> Items:
+    def stream(self, request: ReplicaRequest) -> ReplicaStream:
         self.requests.append(request)
         return self._generator.stream(request)
 
@@ -45,7 +45,7 @@ class LinkedBackend(LocalBackend):
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return await super().count(_crossed(request))
 
-    def stream(self, request: ReplicaRequest) -> Items:
+    def stream(self, request: ReplicaRequest) -> ReplicaStream:
         return super().stream(_crossed(request))
 
 

@@ -25,10 +25,20 @@ from service.errors import (
 )
 from service.ipc import data
 from service.ipc.data import Arrival
-from service.messages.wire import Answer, Answering, Chunk, Ending, Failure, Items, ReplicaRequest, Resume, Weights
+from service.messages.wire import (
+    Answer,
+    AnswerStream,
+    Chunk,
+    Ending,
+    Failure,
+    ReplicaRequest,
+    ReplicaStream,
+    Resume,
+    Weights,
+)
 from service.routing import failover
 from service.routing.failover import FailoverPolicy
-from tests.gateway.doubles import free, pipeline
+from tests.gateway.doubles import pipeline, uncharged
 
 FIRST, SECOND = (Chunk(n, "ab"[n], (10 + n, 20 + n), Stats(decoded_tokens=2 * n + 2)) for n in range(2))
 ENDING = Ending("length", 5, 6, Stats(decoded_tokens=6))
@@ -59,7 +69,7 @@ class Attempts:
         self.open = 0
         self.policy = FailoverPolicy(max_failovers, lambda error: self.reasons.append(error.code))
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         self.requests.append(request)
         self.open += 1
         try:
@@ -76,8 +86,8 @@ class Attempts:
     def note_error(self, error: MrpServeError) -> None:
         self.errors.append(error)
 
-    def answer(self, timeout_s: float = 60.0) -> Answering:
-        return pipeline(self, self.policy).stream(request(timeout_s), free())  # type: ignore[arg-type]
+    def answer(self, timeout_s: float = 60.0) -> AnswerStream:
+        return pipeline(self, self.policy).stream(request(timeout_s), uncharged())  # type: ignore[arg-type]
 
     async def items(self, timeout_s: float = 60.0) -> list[Chunk | Ending]:
         async with aclosing(self.answer(timeout_s)) as items:
@@ -85,7 +95,7 @@ class Attempts:
 
     async def complete(self) -> Answer:
         """The whole answer, several blocks of which come together."""
-        return await pipeline(self, self.policy).complete(replace(request(), together=16), free())  # type: ignore[arg-type]
+        return await pipeline(self, self.policy).complete(replace(request(), stream_interval=16), uncharged())  # type: ignore[arg-type]
 
 
 def request(timeout_s: float = 60.0) -> ReplicaRequest:
@@ -253,7 +263,7 @@ async def test_a_client_that_leaves_in_a_pause_ends_the_request(monkeypatch):
     assert len(attempts.requests) == 1
 
 
-async def cancel_next(items: Answering) -> None:
+async def cancel_next(items: AnswerStream) -> None:
     task = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0.01)
     task.cancel()

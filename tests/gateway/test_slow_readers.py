@@ -23,12 +23,12 @@ from service.gateway.http.listener import Listener
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.slow_readers import GRACE_S, Relay, SlowReaders
 from service.ipc import data
-from service.messages.wire import Answering, Chunk, Ending, ReplicaRequest
+from service.messages.wire import AnswerStream, Chunk, Ending, ReplicaRequest
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from tests.admission.overload import BLOCK, request
 from tests.admission.virtual import now, run
-from tests.gateway.doubles import CARD, STATS, free
+from tests.gateway.doubles import CARD, STATS, uncharged
 from tests.gateway.helpers import eventually
 
 BLOCKS = 8
@@ -53,7 +53,7 @@ class Service:
         if readers is not None:
             self.pipeline._readers = readers
 
-    async def _blocks(self, replica_request: ReplicaRequest) -> Answering:
+    async def _blocks(self, replica_request: ReplicaRequest) -> AnswerStream:
         for index in range(BLOCKS):
             await asyncio.sleep(1)
             if index == self.fails_at:
@@ -61,9 +61,9 @@ class Service:
             yield Chunk(index, "", (1,) * BLOCK, STATS)
         yield Ending("length", 1, BLOCKS * BLOCK, STATS)
 
-    def answer(self, timeout_s: float = 1e6, tenant: str = "") -> Answering:
+    def answer(self, timeout_s: float = 1e6, tenant: str = "") -> AnswerStream:
         self.count += 1
-        return self.pipeline.stream(request(self.count, BLOCKS, timeout_s, sharing=Sharing(tenant)), free())
+        return self.pipeline.stream(request(self.count, BLOCKS, timeout_s, sharing=Sharing(tenant)), uncharged())
 
     @property
     def used_slots(self) -> int:
@@ -179,7 +179,7 @@ def test_the_tenant_with_the_most_bytes_loses_its_longest_answer():
 def test_nothing_comes_after_an_answer_was_given_up():
     """All blocks have come at once, so the task that takes them does not wait between them."""
 
-    async def blocks() -> Answering:
+    async def blocks() -> AnswerStream:
         for index in range(100):
             yield Chunk(index, "", (1,) * BLOCK, STATS)
 

@@ -15,7 +15,7 @@ from service.ipc.data import Arrival
 from service.link.requests import ReplicaLinks
 from service.link.server import LinkServer
 from service.messages.replica_status import Status
-from service.messages.wire import Answer, Chunk, Ending, Failure, Items, ReplicaRequest
+from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, ReplicaStream
 from service.routing.router import Router
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
@@ -38,7 +38,7 @@ def chunk_of(whole: Answer) -> Chunk:
 
 class Ingress(ReplicaLinks):
     async def complete(self, request: ReplicaRequest) -> Answer | Failure:
-        return await gathered(self.stream(structs.replace(request, together=16)))
+        return await gathered(self.stream(structs.replace(request, stream_interval=16)))
 
 
 class Replica:
@@ -51,9 +51,9 @@ class Replica:
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return len(request.token_ids or ())
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         async with self._counted():
-            if request.together > 1:
+            if request.stream_interval > 1:
                 await self._act(request)
                 yield Failure(EngineFailed("broken")) if request.request_id == "fail" else chunk_of(answer(self.name))
                 return

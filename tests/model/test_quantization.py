@@ -27,7 +27,7 @@ from service.model.quantization.layers import (
     quantized,
 )
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
 EVERY_SCHEME = pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
@@ -155,7 +155,7 @@ def test_a_checkpoint_in_8_bits_is_not_written_again():
 @EVERY_SCHEME
 def test_every_mode_decodes_and_drafting_loses_nothing(scheme):
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization=scheme.name))
-    engine = Engine(checkpoint, EngineConfig(), deps=EngineDeps(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(), deps=EngineDeps(costs=CHEAP_ROWS))
     prompt = tuple(range(5, 18))
     requests = [GenerationRequest(mode, prompt, make_mode(mode, {}), max_new_tokens=24) for mode in MODES]
     done = {completion.request_id: completion.token_ids for completion in engine.generate(requests)}

@@ -24,7 +24,7 @@ from service.model import LoadOptions
 from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor
 from service.parallel.messages import AT_DRIVER, AT_WORKER
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 NAME = GOLDEN / GOLDEN_NAMES[0]
@@ -32,7 +32,7 @@ NAME = GOLDEN / GOLDEN_NAMES[0]
 
 def engine_on(ranks: TensorParallelExecutor) -> Engine:
     checkpoint = ranks.load(NAME, LoadOptions())
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), deps=EngineDeps(costs=FAIR, ranks=ranks))
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), deps=EngineDeps(costs=CHEAP_ROWS, ranks=ranks))
 
 
 def request(name: str = "one") -> GenerationRequest:

@@ -18,7 +18,7 @@ from service.errors import CheckpointError, OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.engine.test_golden import NAMES, assert_golden, expected, requests
 from tests.other_weights import other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
@@ -27,7 +27,7 @@ from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 def engine_of(ranks: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
     checkpoint = ranks.load(GOLDEN / name, LoadOptions())
     config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
-    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR, ranks=ranks))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=CHEAP_ROWS, ranks=ranks))
 
 
 def a_request_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequest]]:
@@ -77,7 +77,7 @@ def test_the_tokens_do_not_depend_on_the_groups_of_rows(
 def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorParallelExecutor, form: str) -> None:
     name = GOLDEN_NAMES[2]
     checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
-    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR, ranks=pair))
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=CHEAP_ROWS, ranks=pair))
     prompts = [request for entry, request in a_request_of_each_mode(name) if entry["mode"] == "static"]
     (static,) = engine.generate([replace(request, mode=Static()) for request in prompts])
     (drafted,) = engine.generate([replace(request, mode=Speculative(2)) for request in prompts])
@@ -125,7 +125,7 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
     assert_decodes_golden(engine, name)
     fresh = pair.fetch([str(other)], LoadOptions())
     engine.update_weights(lambda: pair.apply(fresh), 1)
-    fresh = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
+    fresh = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=CHEAP_ROWS))
     assert [answer.token_ids for answer in engine.generate(golden)] == [
         answer.token_ids for answer in fresh.generate(golden)
     ]

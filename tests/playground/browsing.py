@@ -9,7 +9,7 @@ from service.demo import CHECKPOINT
 from service.engine import EngineDeps
 from service.model import load_checkpoint
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway.helpers import application
 from tests.replicas import local_generator
 from tests.serving import listening
@@ -39,7 +39,7 @@ def browser_program():
 @contextmanager
 def demo_server():
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    replica = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
+    replica = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=CHEAP_ROWS))
     try:
         with listening(application(replica)) as url:
             yield replica, url

@@ -4,14 +4,14 @@ import time
 from typing import Any
 
 from service.engine import EngineDeps
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from tests.runners import RunnerWrapper
 from tests.service.pace import HOLD, POLL_S, current_pace
 
 
 class Paced(RunnerWrapper):
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(CheckpointRunner(*arguments))
+        super().__init__(ModelRunner(*arguments))
 
     def evaluate(self, rows: Any) -> Any:
         while (pace := current_pace()) == HOLD:

@@ -28,7 +28,7 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
     """Attention of each item's queries to pages and to the keys of its own unit. In numpy: items are many and small."""
     heads, index, is_final = out.view(-1, KV_HEADS, GROUP, D), indices.numpy(), final.numpy() > 0
     query = q.reshape(-1, KV_HEADS, GROUP, D).double().numpy()
-    own = [tensor.reshape(-1, KV_HEADS, D).double().numpy() for tensor in (k, v)]
+    unit_kv = [tensor.reshape(-1, KV_HEADS, D).double().numpy() for tensor in (k, v)]
     for first, count, table, start, stop, own_start, own_stop, part in items.view(-1, 8).tolist():
         if not count:
             continue
@@ -44,7 +44,7 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
                     numbers[own_start:own_stop],
                 ]
             )
-            for cache, numbers in zip((keys, values), own, strict=True)
+            for cache, numbers in zip((keys, values), unit_kv, strict=True)
         )
         queries = query[first : first + count].swapaxes(0, 1).reshape(KV_HEADS, -1, D)
         with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculativ
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting import estimates
 from service.engine.request import LogprobsRequest
-from tests.engine.helpers import DEAR, FREE
+from tests.engine.helpers import DEAR_ROWS, FREE_ROWS
 from tests.thinned import fast_only
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, on_device, steps, waits
@@ -89,7 +89,7 @@ def per_step(device, mode, num_requests):
     engine = Engine(
         on_device(GOLDEN_NAMES[0]),
         replace(ALL_ON, draft_candidates=8, prefix_cache=False, max_rows=max_rows, max_running=num_requests),
-        deps=EngineDeps(costs=DEAR if mode == "speculative, auto without drafts" else FREE),
+        deps=EngineDeps(costs=DEAR_ROWS if mode == "speculative, auto without drafts" else FREE_ROWS),
     )
     submitted = [
         GenerationRequest(

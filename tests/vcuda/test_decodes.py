@@ -14,7 +14,7 @@ from service.errors import DecodingFailed
 from service.model import LoadOptions, load_checkpoint
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
-from tests.engine.helpers import FAIR, FREE
+from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
@@ -78,7 +78,7 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device, temperature):
     ]
     drafted = [replace(request, mode=modes[index % 3]) for index, request in enumerate(static)]
     config = replace(ALL_ON, draft_candidates=8)
-    engine = Engine(on_device(GOLDEN_NAMES[0]), config, deps=EngineDeps(costs=FREE))
+    engine = Engine(on_device(GOLDEN_NAMES[0]), config, deps=EngineDeps(costs=FREE_ROWS))
     host = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(torch.float32, "cpu"))
     expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(static)]
     assert [done.token_ids for done in engine.generate(static)] == expected
@@ -140,7 +140,7 @@ def test_updated_weights_reach_captured_graphs(device, tmp_path):
     folder = other_weights(tmp_path / "other")
     _, chosen = golden(GOLDEN_NAMES[0], 1)
     checkpoint = load_checkpoint(FIRST, LoadOptions(torch.float32, "cuda"))
-    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=FAIR))
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=CHEAP_ROWS))
     engine.prepare()
     before = [done.token_ids for done in engine.generate(chosen)]
     captures = device.counts.captures
@@ -156,7 +156,7 @@ def test_updated_weights_reach_captured_graphs(device, tmp_path):
 def test_sleep_gives_all_bytes_back(device, name):
     """KV cache and graphs at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
     checkpoint = on_device(name)
-    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=FAIR))
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=CHEAP_ROWS))
     engine.prepare()
     _, chosen = golden(name, 1)
     before = [done.token_ids for done in engine.generate(chosen)]

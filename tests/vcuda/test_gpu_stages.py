@@ -12,7 +12,7 @@ from benchmarks.machine import Rates
 from benchmarks.shapes import Shape
 from service.engine import EngineConfig
 from service.engine.forward import profiler
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import CHEAP_ROWS
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 
@@ -28,7 +28,7 @@ def test_speed_on_cuda(device, tmp_path, monkeypatch):
         monkeypatch.setattr(speed, name, lambda *_: None)
     for module in ("benchmarks.throughput", "benchmarks.gpu.speed"):
         monkeypatch.setattr(f"{module}.EngineConfig", partial(EngineConfig, max_rows=10))
-    monkeypatch.setattr("benchmarks.throughput.measure", lambda *_, **__: FAIR)
+    monkeypatch.setattr("benchmarks.throughput.measure", lambda *_, **__: CHEAP_ROWS)
     monkeypatch.setattr(profiler, "_SKIPPED", 1)
     monkeypatch.setattr(profiler, "_TRACED", 2)
     extent = Extent(("small",), (1,), (1,), 8, rounds=1, new_tokens=4, block_sizes=(4,), torch_profiler_dir=tmp_path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from service.engine.forward.model_forward import ExecutionConfig
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model.attention import attention_backend
 from service.model.quantization.layers import QuantizedLinear, QuantizedTensor
 from service.model.quantization.schemes import QUANT_SCHEMES
@@ -46,7 +46,7 @@ def launched_kernels(shape, block_size, weights, capability):
     """The names of the kernels that an engine of a published shape launches at its start."""
     with virtual_cuda(shapes_only=True, total_bytes=2**50, capability=capability) as device, torch.inference_mode():
         checkpoint = published_checkpoint(shape, block_size, weights)
-        CheckpointRunner(checkpoint, 4096, None, 32, ExecutionConfig("triton")).prepare(16)
+        ModelRunner(checkpoint, 4096, None, 32, ExecutionConfig("triton")).prepare(16)
     assert max(binary.shared_bytes for binary in device.binaries.values()) <= LEAST_SHARED_BYTES
     return set(device.counts.kernels)
 

@@ -16,7 +16,7 @@ from service.engine.forward import runner
 from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
-from tests.engine.helpers import DEAR, events_of
+from tests.engine.helpers import DEAR_ROWS, events_of
 from tests.other_weights import other_weights
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -58,7 +58,7 @@ def requests_of(pairs: Sequence[tuple[DecodingMode, SamplingParams]], count: int
 
 
 def engine_on_device(**limits):
-    return Engine(on_device(NAME), replace(ALL_ON, **limits), deps=EngineDeps(costs=DEAR))
+    return Engine(on_device(NAME), replace(ALL_ON, **limits), deps=EngineDeps(costs=DEAR_ROWS))
 
 
 def answers(events: dict[str, list[BlockEvent]]) -> Answers:
@@ -74,7 +74,7 @@ def expected_answers(requests: Sequence[GenerationRequest], folder=GOLDEN / NAME
     if key not in _EXPECTED:
         host = load_checkpoint(folder, LoadOptions(torch.float32, "cpu"))
         config = EngineConfig(kv_cache_tokens=4096, async_scheduling=False)
-        _EXPECTED[key] = answers(events_of(Engine(host, config, deps=EngineDeps(costs=DEAR)), requests))
+        _EXPECTED[key] = answers(events_of(Engine(host, config, deps=EngineDeps(costs=DEAR_ROWS)), requests))
     return _EXPECTED[key]
 
 
@@ -250,7 +250,7 @@ def test_answers_end_at_their_stop_tokens(device, seed, kind):
 def test_the_engine_sleeps_and_gets_weights_with_a_dropped_step_under_way(device, tmp_path, num_steps):
     """First it sleeps, then it gets new weights. After each it answers as a new engine."""
     checkpoint = on_device(NAME)
-    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=DEAR))
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=DEAR_ROWS))
     requests = requests_of(PACED["mixed"], 8)
     engine.prepare()
 

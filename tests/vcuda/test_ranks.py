@@ -6,7 +6,7 @@ import torch
 
 from service.engine import Engine, EngineDeps
 from service.model import LoadOptions
-from tests.engine.helpers import FREE
+from tests.engine.helpers import FREE_ROWS
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, waits
 from tests.vcuda.device import Counts
@@ -18,7 +18,7 @@ NAME = GOLDEN_NAMES[0]
 def engine_of(ranks, max_rows):
     checkpoint = ranks.load(GOLDEN / NAME, LoadOptions(torch.float32, "cuda"))
     config = replace(ALL_ON, max_rows=max_rows, draft_candidates=8)
-    return Engine(checkpoint, config, deps=EngineDeps(costs=FREE, ranks=ranks))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FREE_ROWS, ranks=ranks))
 
 
 def test_golden_decodes_with_graphs_on_two_ranks(device):

@@ -14,7 +14,7 @@ from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
 from service.engine_process.core import _limits, load_core
 from service.settings.settings import Settings
-from tests.engine.helpers import FAIR, Recorder
+from tests.engine.helpers import CHEAP_ROWS, Recorder
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, steps, waits
@@ -45,7 +45,7 @@ def mixed_requests(count):
 )
 def test_nothing_compiles_or_is_captured_in_a_request(device, limits):
     config = replace(ALL_ON, draft_candidates=8, max_rows=40, **limits)
-    engine = Engine(on_device(NAME), config, deps=EngineDeps(costs=FAIR))
+    engine = Engine(on_device(NAME), config, deps=EngineDeps(costs=CHEAP_ROWS))
     engine.prepare()
     assert (device.counts.captures > 0) is config.cuda_graphs
     assert device.counts.compilations > 0
@@ -57,7 +57,7 @@ def test_nothing_compiles_or_is_captured_in_a_request(device, limits):
 
 def test_graphs_are_captured_largest_first_on_one_stream(device, caplog):
     caplog.set_level(logging.INFO)
-    engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), deps=EngineDeps(costs=FAIR))
+    engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), deps=EngineDeps(costs=CHEAP_ROWS))
     engine.prepare()
     sizes = [next(op.outputs[0].shape[0] for op in graph.operations if op.outputs) for graph in device.graphs]
     assert sizes == sorted(sizes, reverse=True)
@@ -101,7 +101,7 @@ def test_a_failed_capture_ends_neither_other_graphs_nor_the_allocator(device, mo
     device.leaves_pools_open, error = old, RuntimeError(f"CUDA error: {text}")
     fail_captures(monkeypatch, {0: error, 3: error})
     recorder = Recorder()
-    engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), recorder, EngineDeps(costs=FAIR))
+    engine = Engine(on_device(NAME), replace(ALL_ON, max_rows=40), recorder, EngineDeps(costs=CHEAP_ROWS))
     stream = device.stream
     engine.prepare()
     assert device.counts.captures > len(device.graphs) > 10
@@ -133,7 +133,7 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
     settings = Settings(
         model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16, gpu_memory_utilization=0.9
     )
-    core = load_core(settings, Recorder(), EngineDeps(costs=FAIR))
+    core = load_core(settings, Recorder(), EngineDeps(costs=CHEAP_ROWS))
     device.peak_bytes = device.live_bytes
     engine = core.engine
     for request in mixed_requests(12):

@@ -9,7 +9,7 @@ from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
 from service.api.chats import Chat, chat_request, tool_result
 from service.api.content import check_last_turn
-from service.api.driver import JsonAnswer, Upstream, locked, respond
+from service.api.driver import IngressServices, JsonAnswer, locked, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
 from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
@@ -48,7 +48,7 @@ FIELDS = BodyFields({"mcp_servers": ([],)}, _REFUSED, _HINTS)
 _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
 
-def anthropic_router(upstream: Upstream) -> APIRouter:
+def anthropic_router(upstream: IngressServices) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
     failed = errors(*API_ERRORS, model=AnthropicErrorAnswer)

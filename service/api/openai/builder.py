@@ -77,7 +77,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def _empty_content(self) -> Json: ...
 
     @abstractmethod
-    def _logprobs(self, pieces: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
+    def _logprobs(self, token_texts: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
         """The log-probabilities of tokens. `offsets`: where each begins in the answer's text."""
 
     async def full_response(self, answers: Sequence[Answer]) -> Json:
@@ -136,9 +136,9 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def _tokens(self, index: int, part: Answer | Chunk) -> protocol.ChoiceTokens:
         logprobs = None
         if self._body.alternatives is not None:
-            lengths = (len(piece.delta) for piece in part.pieces)
+            lengths = (len(piece.delta) for piece in part.token_texts)
             *offsets, self._written[index] = accumulate(lengths, initial=self._written[index])
-            logprobs = self._logprobs(part.pieces, [token.logprob for token in part.step_map], offsets)
+            logprobs = self._logprobs(part.token_texts, [token.logprob for token in part.step_map], offsets)
         return {"logprobs": logprobs, "token_ids": part.token_ids, **traced(self.requests[index], part)}
 
     def _usage(self) -> protocol.OpenAiUsage:
@@ -176,10 +176,10 @@ class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
     def _empty_content(self) -> Json:
         return {"text": ""}
 
-    def _logprobs(self, pieces: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
-        likeliest = map(_by_name, pieces, logprobs)
+    def _logprobs(self, token_texts: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
+        likeliest = map(_by_name, token_texts, logprobs)
         return {
-            "tokens": [piece.text for piece in pieces],
+            "tokens": [piece.text for piece in token_texts],
             "token_logprobs": logprobs,
             "top_logprobs": [*likeliest] if self._body.alternatives else None,
             "text_offset": offsets,
@@ -224,9 +224,9 @@ class ChatBuilder(OpenAiBuilder[protocol.MessageChoice]):
     def _empty_content(self) -> Json:
         return {"delta": {}}
 
-    def _logprobs(self, pieces: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
+    def _logprobs(self, token_texts: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
         content = []
-        for piece, logprob in zip(pieces, logprobs, strict=True):
+        for piece, logprob in zip(token_texts, logprobs, strict=True):
             chosen = _record(piece, logprob)
             likeliest = [_record(other, min(0.0, other.logprob)) for other in piece.top_logprobs]
             content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._body.alternatives else []})

@@ -4,7 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from service.api.driver import JsonAnswer, Upstream, locked, respond
+from service.api.driver import IngressServices, JsonAnswer, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.models import Model, model_json
 from service.api.openai import protocol
@@ -27,7 +27,7 @@ _CHAT: Final = {"model": "demo", "messages": [STORY], "max_tokens": 64, "stream"
 _RESPONSE: Final = {"model": "demo", "input": "Tom has 5 apples, gets 3, loses 2.", "max_output_tokens": 64}
 
 
-def openai_router(upstream: Upstream) -> APIRouter:
+def openai_router(upstream: IngressServices) -> APIRouter:
     """The routes, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from service.api.answers import usage_of
-from service.api.driver import ResponseBuilder, Upstream, locked, respond
+from service.api.driver import IngressServices, ResponseBuilder, locked, respond
 from service.api.errors import OpenAiErrorAnswer
 from service.api.fields import BodyFields, IgnoredFields
 from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
-from service.api.parse import TOGETHER, RequestContext, sharing_of, timeout_of, validate_body
+from service.api.parse import WHOLE_ANSWER_INTERVAL, RequestContext, sharing_of, timeout_of, validate_body
 from service.api.protocol import PROMPTS
 from service.api.score.protocol import ScoreAnswer, ScoredPosition, ScoreItem, ScoreRequest, TokenScore
 from service.decode.mode import ScoreMode
@@ -40,7 +40,7 @@ _EXAMPLE: Final = {
 }
 
 
-def score_router(upstream: Upstream) -> APIRouter:
+def score_router(upstream: IngressServices) -> APIRouter:
     """The route, to be mounted at the root."""
     router = APIRouter(prefix="/v1", route_class=locked(upstream.authorize))
 
@@ -69,7 +69,7 @@ def parse_score(body: Mapping[str, Any], context: RequestContext) -> ScoreBuilde
         weights=context.weights,
         sharing=sharing_of(request, context),
         session=request.prompt_cache_key or "",
-        together=TOGETHER,
+        stream_interval=WHOLE_ANSWER_INTERVAL,
     )
     requests = [_of_item(base, item, index, request) for index, item in enumerate(request.items)]
     return ScoreBuilder(requests, context.card.name, normalize=request.normalize)

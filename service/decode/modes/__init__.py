@@ -1,4 +1,7 @@
-"""The decoding modes. A new mode needs a class in this package and a line below; API, program and documents follow."""
+"""The decoding modes. A new mode is a class of this package, imported here and named in `Mode` and `__all__`.
+
+The API, its documentation and the program follow. CONTRIBUTING.md names the documents and tests.
+"""
 
 from collections.abc import Mapping
 from typing import get_args

@@ -18,7 +18,7 @@ from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row, apart, masked_row
-from service.engine.forward.runner import CheckpointRunner, OomBackoff
+from service.engine.forward.runner import ModelRunner, OomBackoff
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
@@ -138,7 +138,7 @@ class StepCosts:
 
 
 def measure(
-    runner: CheckpointRunner,
+    runner: ModelRunner,
     max_rows: int,
     has_mrp: bool,
     clock: Callable[[], float] = time.perf_counter,
@@ -166,14 +166,14 @@ def measure(
     return StepCosts(backbone, mrp, draft, search, page, prefix=row.index, turn=turn)
 
 
-def _forward(runner: CheckpointRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
+def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
     def run() -> None:
         OomBackoff().begin(partial(runner.begin, network), rows)()
 
     return run
 
 
-def _turns(runner: CheckpointRunner, row: Row, backbone: Curve, clock: Callable[[], float]) -> Curve:
+def _turns(runner: ModelRunner, row: Row, backbone: Curve, clock: Callable[[], float]) -> Curve:
     """The time that a forward saves that begins before the last one is read. `backbone`: that of forwards in turns."""
 
     def several(rows: int) -> Callable[[], object]:
@@ -194,7 +194,7 @@ def _turns(runner: CheckpointRunner, row: Row, backbone: Curve, clock: Callable[
     return Curve(tuple((rows, max(0.0, seconds)) for rows, seconds in saved))
 
 
-def _reading(runner: CheckpointRunner, clock: Callable[[], float]) -> float:
+def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
     near, far = (masked_row(runner.config, runner.model.num_pages, index) for index in (_PREFIX, _LONG))
     if far.index == near.index:
         return 0.0
@@ -205,7 +205,7 @@ def _reading(runner: CheckpointRunner, clock: Callable[[], float]) -> float:
     return max(0.0, seconds(far) - seconds(near)) / (_STATES * (far.index - near.index))
 
 
-def _searching(runner: CheckpointRunner, row: Row, clock: Callable[[], float]) -> tuple[float, float]:
+def _searching(runner: ModelRunner, row: Row, clock: Callable[[], float]) -> tuple[float, float]:
     rule, times = TopConfidence(1), list[list[float]]()
 
     def draft(canvas: Canvas, prediction: Prediction) -> None:

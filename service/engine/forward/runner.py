@@ -1,4 +1,4 @@
-"""Runs rows through the backbone or through MRP, as vLLM's ModelRunner, and samples the output.
+"""Runs rows through the backbone or through MRP, and samples the output.
 
 Forwards begin now and are read later. The partition decides which rows share a forward, the model forward computes
 hidden states, the sampler chooses tokens.
@@ -41,7 +41,7 @@ _PATIENCE = 256
 _EAGER_ROWS = 64
 
 
-class CheckpointRunner:
+class ModelRunner:
     """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none.
 
     `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may be `after` earlier

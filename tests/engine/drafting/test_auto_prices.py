@@ -25,7 +25,7 @@ from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.text import TextCodec
@@ -84,7 +84,7 @@ class Capturing:
 
 
 class Timed:
-    def __init__(self, runner: CheckpointRunner, times: Times) -> None:
+    def __init__(self, runner: ModelRunner, times: Times) -> None:
         self._runner, self._times, self.seconds = runner, times, 0.0
 
     def __getattr__(self, name: str) -> Any:
@@ -115,7 +115,7 @@ def tokens_per_second(
     timed = list[Timed]()
 
     def runner(*arguments: object) -> Timed:
-        timed.append(Timed(CheckpointRunner(*arguments), times))
+        timed.append(Timed(ModelRunner(*arguments), times))
         return timed[0]
 
     config = EngineConfig(max_running=requests, max_rows=MAX_ROWS, kv_cache_tokens=requests * 512, prefix_cache=False)

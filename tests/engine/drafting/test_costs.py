@@ -12,7 +12,7 @@ from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, 
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from tests.engine.helpers import checked, request_of
 from tests.tiny import tiny_checkpoint
 
@@ -85,7 +85,7 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
 
 
 def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = CheckpointRunner(tiny_checkpoint(1), 24)
+    runner = ModelRunner(tiny_checkpoint(1), 24)
     begin, sizes = runner.begin, []
 
     def small(network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
@@ -105,7 +105,7 @@ class Slow:
     """A runner whose forwards move a clock: by their rows, and three times as much when a size comes first."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
-        self.runner, self._seconds = CheckpointRunner(tiny_checkpoint(1), 300), seconds
+        self.runner, self._seconds = ModelRunner(tiny_checkpoint(1), 300), seconds
         self.now, self.sizes = 0.0, list[int]()
         self.config, self.device, self.model = self.runner.config, self.runner.device, self.runner.model
 

@@ -10,7 +10,7 @@ from service.decode.modes import Dynamic, Speculative, Static
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.estimates import MrpChoice
 from service.engine.drafting.planner import DraftPlanner, RequestDrafts
-from tests.engine.helpers import DEAR, FAIR, FREE, request_of
+from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, request_of
 
 AUTO = Speculative("auto")
 
@@ -30,16 +30,18 @@ def price(costs: StepCosts, running: int) -> float:
 
 
 def test_free_rows_cost_nothing_and_dear_ones_more_than_they_can_bring() -> None:
-    assert price(FREE, 1) == price(FREE, 16) == 0
-    assert price(DEAR, 1) > 1
-    assert price(DEAR, 64) >= 1
+    assert price(FREE_ROWS, 1) == price(FREE_ROWS, 16) == 0
+    assert price(DEAR_ROWS, 1) > 1
+    assert price(DEAR_ROWS, 64) >= 1
 
 
 def test_a_row_costs_its_time_at_the_present_rate() -> None:
     """One request: a row costs half a unit, and a token takes two units. Under full load a row costs one token."""
-    assert price(FAIR, 1) == pytest.approx(0.5 / 2, rel=0.02)
-    assert [price(FAIR, running) for running in (1, 4, 16, 64)] == sorted(price(FAIR, n) for n in (1, 4, 16, 64))
-    assert price(FAIR, 64) == pytest.approx(1, abs=0.06)
+    assert price(CHEAP_ROWS, 1) == pytest.approx(0.5 / 2, rel=0.02)
+    assert [price(CHEAP_ROWS, running) for running in (1, 4, 16, 64)] == sorted(
+        price(CHEAP_ROWS, n) for n in (1, 4, 16, 64)
+    )
+    assert price(CHEAP_ROWS, 64) == pytest.approx(1, abs=0.06)
 
 
 #: two rows cost little more than one, four much more than two, eight little more than four
@@ -51,8 +53,8 @@ FILLED = StepCosts(Curve(((1, 2.0), (8, 9.0)), sizes=(1, 4, 8)))
 @pytest.mark.parametrize(
     ("costs", "rows", "gains", "counts"),
     [
-        (FREE, 2, [[0.5, 0.1, 0.01], [0.02]], [3, 1]),
-        (DEAR, 2, [[0.99, 0.9], [0.98]], [0, 0]),
+        (FREE_ROWS, 2, [[0.5, 0.1, 0.01], [0.02]], [3, 1]),
+        (DEAR_ROWS, 2, [[0.99, 0.9], [0.98]], [0, 0]),
         # rows that fill a graph up are free
         (FILLED, 1, [[0.7]], [0]),
         (FILLED, 1, [[0.7, 0.6, 0.4, 0.3]], [3]),
@@ -76,15 +78,15 @@ def test_affordable_drafts(costs: StepCosts, rows: int, gains: list[list[float]]
 
 def test_a_row_behind_many_pages_costs_their_reading() -> None:
     """A hundredth of a unit a page: at 100 pages more than those of the table a row costs one unit more than half."""
-    costs = replace(FAIR, page=0.01, prefix=16)
+    costs = replace(CHEAP_ROWS, page=0.01, prefix=16)
     planner = DraftPlanner(lambda: costs, 256)
     planner.begin(1)
-    assert planner.row(116) == pytest.approx(price(FAIR, 1) * 3, rel=0.02)
-    assert planner.row(16) == planner.row(0) == pytest.approx(price(FAIR, 1))
+    assert planner.row(116) == pytest.approx(price(CHEAP_ROWS, 1) * 3, rel=0.02)
+    assert planner.row(16) == planner.row(0) == pytest.approx(price(CHEAP_ROWS, 1))
 
 
 def test_the_rows_of_a_forward_are_shared() -> None:
-    planner = DraftPlanner(lambda: FREE, 32)
+    planner = DraftPlanner(lambda: FREE_ROWS, 32)
     drafts = planned(planner)
     shares = []
     for running in (1, 4, 10, 32):
@@ -96,7 +98,7 @@ def test_the_rows_of_a_forward_are_shared() -> None:
 def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     def bars(actual: int) -> tuple[float, float, float]:
         """The least gains of drafts of a kind before and after many gained `actual` tokens, and of another kind."""
-        planner = DraftPlanner(lambda: FAIR, 256)
+        planner = DraftPlanner(lambda: CHEAP_ROWS, 256)
         drafts, other = planned(planner), planned(planner, Speculative("auto", threshold=0.5))
         planner.begin(1)
         before = drafts.budget().row
@@ -115,7 +117,7 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
 
 def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     """With a margin more drafts are kept. Strict requests would otherwise verify too many."""
-    planner = DraftPlanner(lambda: FREE, 256)
+    planner = DraftPlanner(lambda: FREE_ROWS, 256)
     lax, strict = planned(planner, Speculative("auto", margin=0.5)), planned(planner)
     planner.begin(1)
     before, chosen = strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)
@@ -158,7 +160,7 @@ def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -
 
 class TestSearches:
     #: a search takes a tenth of a row, and a row costs about half a token
-    COSTS = replace(FAIR, mrp=None, search=0.05)
+    COSTS = replace(CHEAP_ROWS, mrp=None, search=0.05)
 
     def test_searches_that_gain_more_than_they_cost_go_on(self) -> None:
         assert all(searching(DraftPlanner(lambda: self.COSTS, 256), 0.2, 200))
@@ -190,13 +192,13 @@ class TestSearches:
 
 class TestMrpChoice:
     def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
-        assert MrpChoice().best(FREE, 1, 16) > 0
-        assert MrpChoice().best(FAIR, 1, 16) == 0
-        assert MrpChoice().best(DEAR, 1, 16) == 0
-        assert MrpChoice().best(StepCosts(FREE.backbone), 1, 16) == 0
+        assert MrpChoice().best(FREE_ROWS, 1, 16) > 0
+        assert MrpChoice().best(CHEAP_ROWS, 1, 16) == 0
+        assert MrpChoice().best(DEAR_ROWS, 1, 16) == 0
+        assert MrpChoice().best(StepCosts(FREE_ROWS.backbone), 1, 16) == 0
 
     def test_one_request_in_32_tries_a_neighbour_where_drafts_pay_at_all(self) -> None:
-        for costs, wanted in ((FREE, 4), (DEAR, 0)):
+        for costs, wanted in ((FREE_ROWS, 4), (DEAR_ROWS, 0)):
             choice, taken = MrpChoice(), []
             for _ in range(128):
                 taken.append(choice.best(costs, 1, 16))
@@ -205,17 +207,17 @@ class TestMrpChoice:
 
     def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
         choice = MrpChoice()
-        assert choice.best(FREE, 1, 16) == 2
+        assert choice.best(FREE_ROWS, 1, 16) == 2
         for _ in range(500):
             choice.take(2).count([(0.3, 1)] + [(0.3, 0)] * 7)
             choice.take(0).count([(0.3, 1)] * 2 + [(0.3, 0)] * 6)
-        assert choice.best(FREE, 1, 16) == 0
+        assert choice.best(FREE_ROWS, 1, 16) == 0
         for _ in range(500):
             choice.take(1).count([(0.3, 1)] * 4 + [(0.3, 0)] * 4)
-        assert choice.best(FREE, 1, 16) == 1
+        assert choice.best(FREE_ROWS, 1, 16) == 1
 
     def test_mrp_forwards_that_searches_do_not_take_cost_nothing(self) -> None:
-        choice, costs = MrpChoice(), replace(FREE, mrp=Curve(((1, 4.0), (256, 4.0))))
+        choice, costs = MrpChoice(), replace(FREE_ROWS, mrp=Curve(((1, 4.0), (256, 4.0))))
         assert choice.best(costs, 1, 16) == 0
         for _ in range(1000):
             choice.take(1).count_search(0)

@@ -12,7 +12,7 @@ from service.engine import Completion, Engine, EngineConfig, GenerationRequest, 
 from service.engine.forward.logits_sampler import choose_tokens
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Candidates, Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.forward.sampled import Position, batch_of
 from tests.engine.helpers import random_requests, request_of
@@ -49,7 +49,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
 ) -> None:
     """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
-    runner = CheckpointRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
+    runner = ModelRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
     size = checkpoint.config.block_size
     sampling = SamplingParams(temperature=temperature, seed=4)
     row = Row(Block((MASKED,) * size), 0, [0], writes_kv=False, sampling=sampling, drafts=True)

@@ -16,7 +16,7 @@ from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, HostIn
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
@@ -193,11 +193,9 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=device))
     capture = Eagerly()
 
-    def runner(
-        checkpoint: Checkpoint, pages: int, partition: BatchPartition, candidates: int, *_: Any
-    ) -> CheckpointRunner:
+    def runner(checkpoint: Checkpoint, pages: int, partition: BatchPartition, candidates: int, *_: Any) -> ModelRunner:
         few = FixedShapes(3, 24) if deterministic else partition
-        return CheckpointRunner(checkpoint, pages, few, candidates, ExecutionConfig("triton", capture=capture))
+        return ModelRunner(checkpoint, pages, few, candidates, ExecutionConfig("triton", capture=capture))
 
     limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
     deps = EngineDeps(runner=runner)
@@ -220,4 +218,4 @@ def test_graphs_can_be_switched_off(device: str) -> None:
         ExecutionConfig("eager", capture=capture),
     ):
         checkpoint = tiny_checkpoint(dtype=torch.float32)
-        CheckpointRunner(checkpoint, 4, fixed_shapes_for("cpu", 4), 0, execution).begin("backbone", [row])()
+        ModelRunner(checkpoint, 4, fixed_shapes_for("cpu", 4), 0, execution).begin("backbone", [row])()

@@ -14,7 +14,7 @@ from service.decode.block import MASKED, Block
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.logit_adjuster import LogitAdjuster
 from service.engine.request import GenerationRequest, LogprobsRequest, SamplingParams
 from tests.tiny import tiny_checkpoint
@@ -62,7 +62,7 @@ def penalized(row: Row) -> Row:
 @pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
 def test_a_pass_waits_once(attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tiny_checkpoint(dtype=torch.float32)
-    runner = CheckpointRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
+    runner = ModelRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
         Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], writes_kv=True),
@@ -86,7 +86,7 @@ def test_a_pass_waits_once(attention: str, grouping: BatchPartition | None, monk
 def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
     attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
+    runner = ModelRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
         Row(state, 0, [3], writes_kv=False, sampling=SamplingParams(0.7, seed=3), logprobs=LogprobsRequest(4, (1, 2))),

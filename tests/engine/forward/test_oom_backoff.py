@@ -13,7 +13,7 @@ from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine
 from service.engine.forward.pending import done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, OomBackoff
+from service.engine.forward.runner import ModelRunner, OomBackoff
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
@@ -31,9 +31,9 @@ Fits = Callable[[Sequence[Row]], bool]
 
 
 class ScarceRunner(RunnerWrapper):
-    """Does what CheckpointRunner does for rows that fit and raises for others; counts the forwards that did not fit."""
+    """Does what ModelRunner does for rows that fit and raises for others; counts the forwards that did not fit."""
 
-    def __init__(self, runner: CheckpointRunner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
+    def __init__(self, runner: ModelRunner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
         super().__init__(runner)
         self.evaluates, self.refines, self.failures = evaluates, refines, 0
 

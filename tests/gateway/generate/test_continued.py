@@ -13,10 +13,10 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
 from service.ipc.data import Arrival
-from service.messages.wire import Chunk, Ending, Failure, Items, ReplicaRequest, Resume
+from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest, ReplicaStream, Resume
 from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
-from tests.gateway.doubles import LosesFirst, free, pipeline
+from tests.gateway.doubles import LosesFirst, pipeline, uncharged
 from tests.gateway.engines import failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page, replica_request_of
@@ -48,7 +48,7 @@ class Lost(LocalBackend):
         super().__init__(replica)
         self.recorded = recorded[:after]
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         if self.requests:
             async with aclosing(super().stream(request)) as items:
                 async for item in items:
@@ -64,7 +64,7 @@ async def items_of(backend: LocalBackend, request: ReplicaRequest) -> tuple[list
     """The items of an answer, and why attempts were made again."""
     again: list[str] = []
     policy = FailoverPolicy(3, lambda error: again.append(error.code))
-    async with aclosing(pipeline(backend, policy).stream(request, free())) as items:
+    async with aclosing(pipeline(backend, policy).stream(request, uncharged())) as items:
         return [item async for item in items], again
 
 

@@ -32,7 +32,7 @@ from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
 from service.telemetry.metrics import SumsData
 from tests.gateway.conftest import UNMEASURED
-from tests.gateway.doubles import LosesFirst, free, pipeline
+from tests.gateway.doubles import LosesFirst, pipeline, uncharged
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.helpers import eventually, idle, over, replica_request_of
 from tests.gateway.local import LocalBackend
@@ -190,7 +190,7 @@ async def assert_continued(first: Replica, other: Replica, kill: Callable[[], No
     policy = FailoverPolicy(3, lambda error: reasons.append(error.code))
     tokens: list[int] = []
     async with aclosing(
-        pipeline(LosesFirst(first, other, sys.maxsize), policy).stream(replica_request, free())
+        pipeline(LosesFirst(first, other, sys.maxsize), policy).stream(replica_request, uncharged())
     ) as items:
         async for item in items:
             if isinstance(item, Chunk):

@@ -14,7 +14,7 @@ from service.engine.observer import EngineState
 from service.engine.request import ForwardCounts, Stats
 from service.gateway.metrics import expose
 from service.messages.replica_status import Snapshot, Status
-from service.messages.wire import Items, ReplicaRequest, Weights
+from service.messages.wire import ReplicaRequest, ReplicaStream, Weights
 from service.replica.metrics import ReplicaMetrics
 from service.replica.replica import Replica
 from service.telemetry.metrics import METRICS, Registry
@@ -199,7 +199,7 @@ class Two(LocalBackend):
         self.turn += 1
         return self.backends[self.turn % 2]
 
-    def stream(self, request: ReplicaRequest) -> Items:
+    def stream(self, request: ReplicaRequest) -> ReplicaStream:
         return self.next().stream(request)
 
     async def statuses(self) -> list[Status]:

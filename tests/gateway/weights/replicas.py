@@ -14,7 +14,7 @@ from service.errors import MrpServeError, ReplicaLost
 from service.gateway.ingress import Ingress
 from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
-from service.messages.wire import Failure, Items, ReplicaRequest, Weights
+from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
@@ -75,7 +75,7 @@ class Replicas:
     async def count(self, request: ReplicaRequest) -> int | Failure:
         return await self._next(request).count(request)
 
-    async def stream(self, request: ReplicaRequest) -> Items:
+    async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         left, self.lost_after = self.lost_after, None
         async with aclosing(self._next(request).stream(request)) as items:
             async for item in items:
