@@ -131,7 +131,9 @@ class Service:
         self, controller: AdmissionController, replica_request: ReplicaRequest, charge: TokenCharge, client: Client
     ) -> None:
         admitted_at, streams = now(), self.random.random() < self.lengths.streams
-        async with controller.slot(structs.replace(replica_request, together=1 if streams else 16), charge) as usage:
+        async with controller.slot(
+            structs.replace(replica_request, stream_interval=1 if streams else 16), charge
+        ) as usage:
             began = now()
             client.waited_s = began - admitted_at
             if not streams:  # a whole answer

@@ -100,7 +100,7 @@ class SimulatedIngress:
         return client
 
     async def _complete(self, request: ReplicaRequest, charge: TokenCharge, client: Client) -> None:
-        await self.pipeline.complete(structs.replace(request, together=16), charge)
+        await self.pipeline.complete(structs.replace(request, stream_interval=16), charge)
 
     async def _stream(self, request: ReplicaRequest, charge: TokenCharge, client: Client) -> None:
         async with aclosing(self.pipeline.stream(request, charge)) as items:
