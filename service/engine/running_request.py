@@ -438,9 +438,12 @@ class RunningRequest:
 
 def check_finite(predictions: Iterable[Prediction]) -> None:
     """OutputsNotFinite for a confidence that is NaN. NaN or infinity among a position's logits makes it NaN."""
+    total = 0.0
     for prediction in predictions:
-        rescored = [pick.confidence for pick in prediction.rescored]
-        if not isfinite(sum(prediction.confidences) + sum(rescored)):
-            raise OutputsNotFinite(
-                "the model's outputs for this request are not finite: weights have NaN, or overflow in their type"
-            )
+        total += sum(prediction.confidences)
+        for pick in prediction.rescored:
+            total += pick.confidence
+    if not isfinite(total):
+        raise OutputsNotFinite(
+            "the model's outputs for this request are not finite: weights have NaN, or overflow in their type"
+        )
