@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from service.model.config import ModelConfig
 from service.model.experts import SparseFeedForward
-from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, RotaryTable, Rotation, add_norm
+from service.model.layer_ops import Rotation
+from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, RotaryTable, add_norm
 
 
 class Backbone(nn.Module):

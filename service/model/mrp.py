@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from service.model.config import ModelConfig, MrpConfig
-from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, Rotation, add_norm, rms_norm
+from service.model.layer_ops import Rotation, rms_norm
+from service.model.layers import Attend, DecoderLayer, FeedForward, Residual, add_norm
 
 
 class Mrp(nn.Module):

@@ -1,7 +1,8 @@
 """Triton kernels of a decoder layer: residual sum with norm, norms of queries and keys with rotation, SwiGLU.
 
-`layers.py` calls them and has their definitions. Numbers are computed in fp32 and rounded once, except the residual
-sum, which is rounded before its norm. Tensors are dense. T tokens, H hidden, D the size of a head.
+`layers.py` calls them. Their definitions are there and in `layer_ops.py`. Numbers are computed in fp32 and rounded
+once, except the residual sum, which is rounded before its norm. Tensors are dense. T tokens, H hidden, D the size of a
+head.
 """
 
 import torch
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from service.model.layers import HeadNorms, KvTargets, Rotation
+from service.model.layer_ops import HeadNorms, KvTargets, Rotation
 
 #: numbers of a program of `silu_times`, and heads of a program of `rotate_heads`
 _STEP, _HEADS = 1024, 8

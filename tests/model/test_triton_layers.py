@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from service.model import layers, triton_layers
-from service.model.layers import HeadNorms, KvTargets, Rotation
+from service.model import layer_ops, triton_layers
+from service.model.layer_ops import HeadNorms, KvTargets, Rotation
 
 DTYPES = st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16])
 EPS = 1e-6
@@ -73,7 +73,7 @@ def test_norms_rotation_and_pages(
     qkv, weights = random(rows, length, query_heads + 2 * kv_heads, size), (random(size), random(size))
     rotation = Rotation(random(rows, length, 1, width), random(rows, length, 1, width))
     norms = HeadNorms(query_heads, kv_heads, *weights, EPS)
-    expected = layers.norm_and_rotate(
+    expected = layer_ops.norm_and_rotate(
         qkv.double(),
         norms._replace(q_weight=weights[0].double(), k_weight=weights[1].double()),
         Rotation(rotation.cos.double(), rotation.sin.double()),

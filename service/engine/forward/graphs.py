@@ -26,7 +26,8 @@ from service.engine.memory_plan import GRAPH_ROWS
 from service.model.attention import RowKv, TritonBackend
 from service.model.attention.tile_schedule import ScheduleShape
 from service.model.device import is_out_of_memory
-from service.model.layers import Attend, PagedAttend
+from service.model.layer_ops import PagedAttend
+from service.model.layers import Attend
 from service.model.transfer import PackedTables, SentTable
 
 _log = logging.getLogger(__name__)

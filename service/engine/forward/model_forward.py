@@ -21,7 +21,8 @@ from service.errors import SettingsError
 from service.model.attention import AUTO, AttentionBackend, PagedCache, TritonBackend, attention_backend
 from service.model.checkpoint import Checkpoint
 from service.model.experts import waits_for_experts
-from service.model.layers import Attend, PagedAttend
+from service.model.layer_ops import PagedAttend
+from service.model.layers import Attend
 from service.model.transfer import PackedTables
 
 #: one of a checkpoint's networks

@@ -20,7 +20,7 @@ from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Ru
 from service.engine.forward.partition import join
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
-from service.model.layers import PagedAttend
+from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
 
 #: the order of a row's picks: by confidence, descending; from left to right; by entropy, ascending

@@ -25,7 +25,7 @@ from service.model.attention.tile_schedule import (
     TileSchedule,
     schedule_tiles,
 )
-from service.model.layers import KvTargets, PagedAttend
+from service.model.layer_ops import KvTargets, PagedAttend
 from service.model.transfer import to_device_async
 from service.model.triton_support import triton_unavailable
 

@@ -14,7 +14,7 @@ from service.engine.forward.logits_sampler import noise_keys
 from service.engine.forward.row_states import StateRows, known_rows, plan_locate, plan_reveal
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
-from service.model.layers import PagedAttend
+from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables
 
 MASK = 3

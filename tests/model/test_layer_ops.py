@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from service.model import layers
-from service.model.layers import HeadNorms, Rotation
+from service.model import layer_ops, layers
+from service.model.layer_ops import HeadNorms, Rotation
 
 EPS = 1e-6
 
@@ -17,14 +17,14 @@ def test_a_norm_has_torchs_bits_if_its_width_is_a_power_of_two(width: int) -> No
     for tokens in (1, 3, 16, 300):
         x, norm = 7 * torch.randn(2, tokens, width), nn.RMSNorm(width, eps=EPS)
         norm.weight.copy_(torch.randn(width))
-        assert torch.equal(layers.rms_norm(x, norm), norm(x))
+        assert torch.equal(layer_ops.rms_norm(x, norm), norm(x))
 
 
 @pytest.mark.parametrize("width", [48, 2560])
 @torch.inference_mode()
 def test_a_norm_of_another_width_has_torchs_numbers(width: int) -> None:
     x, norm = torch.randn(5, width), nn.RMSNorm(width, eps=EPS)
-    torch.testing.assert_close(layers.rms_norm(x, norm), norm(x), rtol=3e-7, atol=0)
+    torch.testing.assert_close(layer_ops.rms_norm(x, norm), norm(x), rtol=3e-7, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -32,10 +32,10 @@ def test_heads_and_swiglu_are_the_same_with_gradients_and_without(dtype: torch.d
     qkv, gate_up = torch.randn(2, 3, 8, 16).to(dtype), torch.randn(2, 3, 40).to(dtype)
     weights, angles = torch.randn(2, 16).to(dtype), torch.randn(2, 2, 3, 1, 16).to(dtype)
     norms, rotation = HeadNorms(4, 2, *weights, EPS), Rotation(*angles)
-    by_gradient = *layers.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
+    by_gradient = *layer_ops.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
     before = qkv.clone(), gate_up.clone()
     with torch.inference_mode():
-        results = *layers.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
+        results = *layer_ops.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
     assert all(map(torch.equal, results, by_gradient))
     assert all(map(torch.equal, (qkv, gate_up), before))
 
