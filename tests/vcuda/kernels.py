@@ -14,7 +14,7 @@ import torch
 from service.decode.policy import Prediction
 from service.decode.rules import entropy_bounded
 from service.engine.forward.logits_sampler import _FIRST, _SECOND, _STEP, gumbel
-from service.engine.forward.row_states import CONFIDENCE, ENTROPY
+from service.engine.forward.rows import CONFIDENCE, ENTROPY
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
 

@@ -18,13 +18,10 @@ from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
 from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from service.engine.forward.partition import join
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import CONFIDENCE, ENTROPY, LEFT, Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
-
-#: the order of a row's picks: by confidence, descending; from left to right; by entropy, ascending
-CONFIDENCE, LEFT, ENTROPY = 0, 1, 2
 
 
 def has_states(rows: Sequence[Row]) -> bool:

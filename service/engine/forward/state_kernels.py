@@ -6,7 +6,7 @@ R rows of L tokens. A state is int32 `[L]`: the tokens of a block, the mask toke
 import triton
 import triton.language as tl
 
-from service.engine.forward.row_states import ENTROPY, LEFT
+from service.engine.forward.rows import ENTROPY, LEFT
 
 _LEFT, _ENTROPY = tl.constexpr(LEFT), tl.constexpr(ENTROPY)
 _INFINITY = tl.constexpr(float("inf"))
