@@ -27,7 +27,7 @@ from service.model.quantization.schemes import (
     scales_per_row,
 )
 from service.model.weight_mapping import WeightSource
-from service.model.weights import WeightFiles, empty_networks, is_within, load_networks, published_weights
+from service.model.weights import WeightFiles, check_numbers, empty_networks, load_networks, published_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,7 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     checkpoint = Checkpoint(path, config, raw, *load_networks(path, config, source, options), options.shard)
     for network in checkpoint.networks:
         for name, weight in network.named_parameters():
-            if not is_within(weight, torch.finfo(torch.float64).max):
-                raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {weight.dtype}")
+            check_numbers(path, name, weight, weight.dtype)
         network.to(options.device).eval().requires_grad_(False)
         for owner in network.modules():
             for name, table in owner.named_buffers(recurse=False):  # no file has them: weights have their type already

@@ -24,7 +24,7 @@ from service.model.parameter_builder import LoadOptions
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import PublishedScheme, published_scheme
 from service.model.weight_mapping import WeightSource
-from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, is_within, load_networks
+from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, check_numbers, load_networks
 
 
 def check_update(
@@ -37,7 +37,10 @@ def check_update(
     whole backbone, with or without MRP.
     """
     checked = _check_shapes(folders, served, options, partial=partial)
-    _check_numbers(resolve(folders[-1]), options.dtype)
+    path = resolve(folders[-1])
+    weights = WeightFiles(path)
+    for name in weights.names:  # a diverged training writes NaN
+        check_numbers(path, name, weights.read(name), options.dtype)
     return checked
 
 
@@ -146,17 +149,6 @@ def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, part
     difference = next(_differences(config if has_mrp else replace(config, mrp=served.mrp), served), None)
     if difference is not None:
         raise CheckpointError(f"{path}: {difference}")
-
-
-def _check_numbers(path: Path, dtype: torch.dtype) -> None:
-    """CheckpointError for a weight with NaN, or with a number that is infinite in the served type.
-
-    Every answer would be wrong, without an error. A diverged training writes such weights.
-    """
-    weights, largest = WeightFiles(path), torch.finfo(dtype).max
-    for name in weights.names:
-        if not is_within(weights.read(name), largest):
-            raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {dtype}")
 
 
 def _published_scheme_of(path: Path) -> PublishedScheme | None:

@@ -196,8 +196,12 @@ def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping,
     setattr(target.module.get_submodule(owner), leaf, nn.Parameter(wide, requires_grad=False))
 
 
-def is_within(weight: Tensor, largest: float) -> bool:
-    """Whether no number of a weight is NaN or beyond `largest`. Integers and 8-bit numbers are not looked at."""
-    if not weight.is_floating_point() or weight.itemsize == 1 or not weight.numel():
-        return True
-    return all(abs(bound) <= largest for bound in torch.stack(weight.aminmax()).tolist())
+def check_numbers(path: Path, name: str, weight: Tensor, dtype: torch.dtype) -> None:
+    """CheckpointError for a weight with NaN, or with a number that is infinite as `dtype`.
+
+    Every answer would be wrong, without an error. Integers and 8-bit numbers are not looked at.
+    """
+    if weight.is_floating_point() and weight.itemsize > 1 and weight.numel():
+        largest = torch.finfo(dtype).max
+        if not all(abs(bound) <= largest for bound in torch.stack(weight.aminmax()).tolist()):
+            raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {dtype}")
