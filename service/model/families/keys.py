@@ -41,15 +41,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_other_networks(raw: Mapping[str, Any], own: frozenset[str]) -> None:
-    """CheckpointError that names a key of another network. `own`: the family's own keys."""
+def refuse_other_networks(raw: Mapping[str, Any], family_keys: frozenset[str]) -> None:
+    """CheckpointError that names a key of another network. `family_keys`: those that the family reads."""
     for key, neutral in _NEUTRAL.items():
         value = raw.get(key)
-        if value is not None and key not in own and value not in neutral:
+        if value is not None and key not in family_keys and value not in neutral:
             raise CheckpointError(f"config.json: {key} is {value!r}, a part of a network that is not supported")
 
 
-def unread_keys(raw: Mapping[str, Any], own: frozenset[str]) -> list[str]:
-    """The keys that nothing reads and of which nothing is known. `own` as above."""
-    names = _READ | _WITHOUT_EFFECT | _NEUTRAL.keys() | own
+def unread_keys(raw: Mapping[str, Any], family_keys: frozenset[str]) -> list[str]:
+    """The keys that nothing reads and of which nothing is known. `family_keys` as above."""
+    names = _READ | _WITHOUT_EFFECT | _NEUTRAL.keys() | family_keys
     return sorted(key for key in raw if key not in names and not key.startswith(("_", "mrp_")))
