@@ -47,45 +47,45 @@ LLADA2_KEYS: dict[str, Any] = {
 
 #: a name and its source -> config.json
 PUBLISHED: dict[str, dict[str, Any]] = {
-    # huggingface.co JetLM/SDAR-4B-Chat
+    # the hub's JetLM/SDAR-4B-Chat
     "SDAR-4B-Chat": SDAR | SDAR_TRAINING | {"hidden_size": 2560, "intermediate_size": 9728, "fuse_cross_entropy": True},
-    # github.com Xenearkr/DARE, models/SDAR-30B-A3B-Chat, commit fd704cf
+    # GitHub's Xenearkr/DARE, models/SDAR-30B-A3B-Chat, commit fd704cf
     "SDAR-30B-A3B-Chat": QWEN3 | {
         "model_type": "sdar_moe", "num_hidden_layers": 48, "max_window_layers": 48, "num_key_value_heads": 4,
         "hidden_size": 2048, "intermediate_size": 6144, "decoder_sparse_step": 1, "mlp_only_layers": [],
         "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
         "output_router_logits": False, "router_aux_loss_coef": 0.001, "use_cache": True,
     },
-    # huggingface.co inclusionAI/LLaDA2.1-mini
+    # the hub's inclusionAI/LLaDA2.1-mini
     "LLaDA2.1-mini": LLADA2_PUBLISHED | LLADA2_KEYS | {"max_position_embeddings": 32768, "sliding_window": 4096},
-    # huggingface.co inclusionAI/LLaDA2.0-Uni: its vocabulary holds images
+    # the hub's inclusionAI/LLaDA2.0-Uni: its vocabulary holds images
     "LLaDA2.0-Uni": LLADA2_PUBLISHED | {
         "vocab_size": 173568, "max_position_embeddings": 8192, "use_qk_norm": True, "image_token_offset": 157184,
         "rope_parameters": {"rope_type": "default", "rope_theta": 600000, "partial_rotary_factor": 0.5},
     },
-    # huggingface.co autoprogrammer/sdar_4b_multi_block_causal-final
+    # the hub's autoprogrammer/sdar_4b_multi_block_causal-final
     "SDAR-4B, several blocks": SDAR | SDAR_TRAINING | {
         "hidden_size": 2560, "intermediate_size": 9728, "block_size": 4, "mask_token_id": 151669,
         "block_causal_prompt": True, "fuse_cross_entropy": True,
     },
-    # github.com thuEcstasy/I-DLM, training/model/Qwen3-8B-b3-allmasked, commit 3342a17: a causal model
+    # GitHub's thuEcstasy/I-DLM, training/model/Qwen3-8B-b3-allmasked, commit 3342a17: a causal model
     "I-DLM-8B": SDAR | {
         "eos_token_id": 151645, "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
         "attn_implementation": "flex_attention", "block_size": 3, "mask_token_id": 151669, "fuse_cross_entropy": True,
     },
-    # github.com HoangMaizzz/failfasttesting, Fast_dLLM_v2_1.5B, commit 7cc16bb
+    # GitHub's HoangMaizzz/failfasttesting, Fast_dLLM_v2_1.5B, commit 7cc16bb
     "Fast_dLLM_v2_1.5B": QWEN3 | {
         "model_type": "Fast_dLLM_Qwen", "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2,
         "hidden_size": 1536, "intermediate_size": 8960, "bd_size": 32, "tie_word_embeddings": True,
         "layer_types": ["full_attention"] * 28,
     },
-    # huggingface.co servantofares/Stable-DiffCoder-8B-Base, a copy of ByteDance-Seed's
-    "Stable-DiffCoder-8B-Base": {
-        "model_type": "llama", "attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "hidden_size": 4096,
-        "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    # the hub's PrunaAI/ByteDance-Seed-Stable-DiffCoder-8B-Instruct-HQQ-8bit-smashed: it says no more than Llama's
+    "Stable-DiffCoder-8B as Llama": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": 128, "attention_bias": False,
+        "mlp_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
         "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "vocab_size": 155136,
     },
-    # github.com inclusionAI/dFactory, configs/model_configs/llada2_mini, commit c29d72c: while it is trained
+    # GitHub's inclusionAI/dFactory, configs/model_configs/llada2_mini, commit c29d72c: while it is trained
     "LLaDA2 in training": LLADA2_PUBLISHED | LLADA2_KEYS | {"model_type": "llada2_moe_veomni", "use_rmsnorm": True},
 }  # fmt: skip
 #: smaller sizes, and tokens of the demo's vocabulary
@@ -141,14 +141,14 @@ def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, fac
     ("name", "kind"),
     [
         ("Fast_dLLM_v2_1.5B", "Fast_dLLM_Qwen"),
-        ("Stable-DiffCoder-8B-Base", "llama"),
+        ("Stable-DiffCoder-8B as Llama", "llama"),
         ("LLaDA2 in training", "llada2_moe_veomni"),
     ],
 )
 def test_check_refuses_another_family_by_its_name(run_program, capsys, tmp_path, name, kind):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")
     assert run_program("check", tmp_path) == 1
-    assert f"model_type is '{kind}', supported are llada2_moe, sdar, sdar_moe" in capsys.readouterr().err
+    assert f"model_type is '{kind}', supported are llada2_moe, sdar" in capsys.readouterr().err
 
 
 def test_the_published_configs_make_configs_at_their_own_sizes(tmp_path):
