@@ -82,8 +82,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     # the hub's PrunaAI/ByteDance-Seed-Stable-DiffCoder-8B-Instruct-HQQ-8bit-smashed: it says no more than Llama's
     "Stable-DiffCoder-8B as Llama": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "head_dim": 128, "attention_bias": False,
-        "mlp_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-        "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "vocab_size": 155136,
+        "mlp_bias": False, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 8192, "rope_theta": 500000.0, "vocab_size": 155136,
     },
     # GitHub's inclusionAI/dFactory, configs/model_configs/llada2_mini, commit c29d72c: while it is trained
     "LLaDA2 in training": LLADA2_PUBLISHED | LLADA2_KEYS | {"model_type": "llada2_moe_veomni", "use_rmsnorm": True},
