@@ -41,12 +41,17 @@ _METRICS = """# Metrics
 
 *`make docs` writes this page from `service/telemetry/metrics.py`.*
 
-`GET /metrics` has Prometheus' text format and covers all replicas. Every name begins with `mrp_`. The label `replica`
-names the replica. Times count from the arrival at the ingress. If another replica continues an answer, its prompt and
-its first block count once.
+`GET /metrics` has Prometheus' text format and covers all replicas. Every name begins with `mrp_`, unless it begins with
+`vllm:`. The label `replica` names the replica. Times count from the arrival at the ingress. If another replica
+continues an answer, its prompt and its first block count once.
 
 Tokens per forward over time is the ratio of two counters:
 `rate(mrp_generation_tokens_total[1m]) / rate(mrp_forwards_total{kind=~"denoise|verify"}[1m])`.
+
+The names with `vllm:` are aliases: vLLM's metrics of diffusion models. `vllm bench serve` reads them, and prints the
+committed tokens a second, the steps of a canvas (a block) and the tokens of a step. vLLM counts a step that commits a
+canvas, and `vllm bench serve` takes it away again. So the alias counts one for each finished block, although the next
+block's first forward writes its KV.
 
 | metric | kind | counted by | labels | meaning |
 |---|---|---|---|---|

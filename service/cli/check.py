@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from service.cli.options import ModelOptions, with_fields
-from service.errors import SettingsError
+from service.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from service.model import Checkpoint, ModelConfig
+    from service.model.causality import TextLosses
     from service.text import TextCodec
 
 
@@ -34,18 +35,28 @@ class _Options(ModelOptions):
 @with_fields("options", _Options)
 def command(options: _Options) -> None:
     """Loads a checkpoint as serving does, decodes a block with it, and prints its facts."""
+    from service.model.causality import TEXT, text_losses
+    from service.model.families import unknown_keys
     from service.text import TextCodec
 
     checkpoint = options.load()
     codec = TextCodec.load(checkpoint.path)
-    facts = _facts(checkpoint, options) | _text(codec) | _memory(checkpoint)
+    losses = text_losses(checkpoint, codec.encode(TEXT))
+    facts = _facts(checkpoint, options) | _text(codec) | _memory(checkpoint) | _readings(losses)
     facts["one block decoded in"] = f"{_decode_a_block(checkpoint):.3f} s"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         table.add_row(name, value)
     Console().print(table)
-    if codec.template.warning:
-        print(f"warning: {codec.template.warning}", file=sys.stderr)
+    if losses is not None and losses.is_causal:
+        raise CheckpointError(
+            f"{checkpoint.path}: a causal model with shifted logits, as I-DLM and UNO are, and not a block-causal one. "
+            f"The loss of a text is {losses.causal:.2f} causally, {losses.block:.2f} under the block mask"
+        )
+    unknown = unknown_keys(checkpoint.raw)
+    for warning in (codec.template.warning, unknown and f"config.json: nothing reads {', '.join(unknown)}"):
+        if warning:
+            print(f"warning: {warning}", file=sys.stderr)
     if not options.write:
         return
     # The facts that the options may override are written, so that every later command has them.
@@ -65,6 +76,13 @@ def _text(codec: TextCodec) -> dict[str, str]:
         "tools": chat.tool_format.name if chat.tool_format else f"none: {chat.tools_problem}",
         "thinking": "yes" if chat.thinking else "no",
     }
+
+
+def _readings(losses: TextLosses | None) -> dict[str, str]:
+    if losses is None:
+        return {}
+    block, causal, chance = (f"{loss:.2f}" for loss in losses)
+    return {"loss of a text": f"{block} nats a token under the block mask, {causal} read causally, {chance} by chance"}
 
 
 def _memory(checkpoint: Checkpoint) -> dict[str, str]:

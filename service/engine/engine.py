@@ -244,7 +244,8 @@ class Engine:
         seconds = self._clock() - start
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
         lookups, state = self._scheduler.pop_lookups(), self.state()
-        report = StepReport(seconds, num_rows, forwards, state, *lookups, eager_forwards=eager_forwards)
+        size = self.model.block_size
+        report = StepReport(seconds, num_rows, size, forwards, state, *lookups, eager_forwards=eager_forwards)
         self._observer.on_step(report)
         return events
 

@@ -34,6 +34,7 @@ class StepReport:
 
     seconds: float
     rows: int
+    block_size: int  # the positions of a row
     forwards: Mapping[ForwardKind, int]  # kind of forward -> number of requests that had a row in it
     state: EngineState
     tokens_looked_up: int = 0  # prompt tokens that requests looked up in the prefix cache when they started

@@ -16,6 +16,7 @@ class EngineMetrics:
     def __init__(self, sink: Registry | Sums) -> None:
         self._sink = sink
         self._last_block: dict[str, float] = {}
+        self._finished_blocks = 0  # since the last step
 
     def on_step(self, report: StepReport) -> None:
         self._sink.observe("engine_step_seconds", report.seconds)
@@ -28,6 +29,11 @@ class EngineMetrics:
         if report.tokens_looked_up:
             self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)
+        # vLLM counts the step that commits a canvas. Here the next block's first forward writes a finished block's KV.
+        steps = report.forwards.get("denoise", 0) + report.forwards.get("verify", 0) + self._finished_blocks
+        self._finished_blocks = 0
+        self._sink.add("vllm:diffusion_num_denoising_steps_total", steps)
+        self._sink.add("vllm:diffusion_num_canvas_positions_total", steps * report.block_size)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
         mode = request.mode.name
@@ -40,7 +46,9 @@ class EngineMetrics:
         if isinstance(event.error, OutputsNotFinite):
             self._sink.add("corrupted_requests_total")
         if event.token_ids:
+            self._finished_blocks += 1
             self._sink.add("generation_tokens_total", len(event.token_ids), mode=mode)
+            self._sink.add("vllm:diffusion_num_committed_tokens_total", len(event.token_ids))
         if event.token_ids and begins:
             arrived_to_block = request.waited_s + event.stats.total_s
             self._sink.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)

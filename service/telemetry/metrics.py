@@ -26,13 +26,21 @@ _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `name`: the exposed name without the prefix `mrp_`. `where`: the process that counts it."""
+    """One metric. `name`: the exposed name without the prefix `mrp_`, or with another server's, such as `vllm:`.
+
+    `where`: the process that counts it.
+    """
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     where: Process = "replica"
+
+    @property
+    def exposed(self) -> str:
+        """The name on the page."""
+        return self.name if ":" in self.name else PREFIX + self.name
 
     @property
     def kind(self) -> Literal["gauge", "counter", "histogram"]:
@@ -81,6 +89,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("spec_decode_num_draft_tokens_total", "Drafts verified"),
     Metric("spec_decode_num_accepted_tokens_total", "Drafts accepted"),
     Metric("spec_decode_num_accepted_tokens_per_pos_total", "Drafts accepted, by position in the draft", ("position",)),
+    Metric(
+        "vllm:diffusion_num_denoising_steps_total",
+        "Alias: denoise and verify forwards of requests, and one for each finished block",
+    ),
+    Metric("vllm:diffusion_num_canvas_positions_total", "Alias: these steps, times the block size"),
+    Metric("vllm:diffusion_num_committed_tokens_total", "Alias: tokens decoded"),
     Metric("tokens_per_forward", "Tokens per denoise or verify forward, per request", ("mode",), _PER_FORWARD),
     Metric("time_to_first_block_seconds", "Arrival to first block", ("mode",), _SECONDS),
     Metric("inter_block_latency_seconds", "One block to the next", ("mode",), _SECONDS),
@@ -129,7 +143,7 @@ class Registry:
             if metric.where == where:
                 kind, options = _KINDS[metric.kind], {"buckets": metric.buckets} if metric.buckets else {}
                 self._metrics[metric.name] = kind(
-                    PREFIX + metric.name, metric.help, metric.labels, registry=self._registry, **options
+                    metric.exposed, metric.help, metric.labels, registry=self._registry, **options
                 )
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:

@@ -51,6 +51,10 @@ _NAMES: Mapping[str, str] = {
 class Llada2Moe(qwen3.ModelFamily):
     """The family `llada2_moe`. MRP's layers, if there are any, are Qwen3's, with the same rotation."""
 
+    own_keys = frozenset(
+        {*_DEFAULTS, *_REQUIRED, "first_k_dense_replace", "moe_intermediate_size", "num_shared_experts"}
+    )
+
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         keys = {**_DEFAULTS, **{key: value for key, value in raw.items() if value not in (None, [])}}
         for key, required in _REQUIRED.items():

@@ -45,7 +45,12 @@ _DTYPES = frozenset(
 
 
 class ModelFamily:
-    """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's."""
+    """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's.
+
+    `own_keys`: the keys of config.json that it reads beside Qwen3's (`keys.py`).
+    """
+
+    own_keys: frozenset[str] = frozenset()
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The config of a parsed config.json. `block_size` overrides the checkpoint's.
@@ -181,9 +186,20 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     for key in ("torch_dtype", "dtype"):
         if (dtype := raw.get(key)) is not None and str(dtype).removeprefix("torch.") not in _DTYPES:
             raise CheckpointError(f"config.json: {key} is {dtype!r}, known are {', '.join(sorted(_DTYPES))}")
-    kind = _rope(raw, "rope_scaling") or _rope(raw, "rope_parameters")
-    if (name := kind.get("rope_type", kind.get("type", "default"))) != "default":
-        raise CheckpointError(f"config.json: rope type {name!r} is not supported, only 'default' is")
+    _refuse_layers_that_differ(raw)
+
+
+def _refuse_layers_that_differ(raw: Mapping[str, Any]) -> None:
+    """Refuses other rotations than the default, and kinds of layers."""
+    for key in ("rope_scaling", "rope_parameters"):
+        kind = _rope(raw, key)
+        if any(isinstance(value, Mapping) for value in kind.values()):
+            raise CheckpointError(f"config.json: {key} differs by the kind of layer, which is not supported")
+        if (name := kind.get("rope_type", kind.get("type", "default"))) != "default":
+            raise CheckpointError(f"config.json: rope type {name!r} is not supported, only 'default' is")
+    kinds = raw.get("layer_types", [])
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise CheckpointError(f"config.json: layer_types is {kinds!r}, supported are only layers of 'full_attention'")
 
 
 def _rope(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -25,6 +25,11 @@ class Sdar(qwen3.ModelFamily):
 class SdarMoe(qwen3.ModelFamily):
     """The family `sdar_moe`. MRP's layers are dense, of `intermediate_size`."""
 
+    own_keys = frozenset(
+        {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts_per_tok"}
+        | {"shared_expert_intermediate_size"}
+    )
+
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         return qwen3.read_config(raw, block_size, _experts(raw))
 

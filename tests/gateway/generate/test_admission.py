@@ -14,7 +14,7 @@ from service.settings.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import EngineGate
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
-from tests.gateway.helpers import client, keys_file, over, page
+from tests.gateway.helpers import client, eventually, keys_file, over, page
 from tests.gateway.local import LocalBackend
 
 
@@ -116,6 +116,33 @@ class TestQueue:
             gate.release()
             assert len((await task).json()["choices"]) == 5
         assert {(request.sharing.priority, request.session) for request in backend.requests} == {(2, "k")}
+
+
+class TestOrder:
+    async def test_the_queue_goes_by_priority_and_then_by_arrival(self, backend, gate):
+        async with over(backend) as http:
+            tasks = [request(http, seed=seed) for seed in (1, 2)]
+            await gate.holds()
+            for count, priority in enumerate((5, 9, 5, 0, 9, 1), 1):
+                tasks.append(request(http, seed=10 * priority + count, priority=priority))
+                await queued(http, count)
+            assert [request.sampling.seed for request in backend.requests] == [1, 2]
+            gate.release()
+            await asyncio.gather(*tasks)
+        assert [request.sampling.seed for request in backend.requests[2:]] == [4, 16, 51, 53, 92, 95]
+
+    async def test_a_key_that_floods_waits_and_another_keys_request_starts_at_once(self, backend, gate, keyed):
+        _, http = keyed(backend, a={}, b={})
+        async with http:
+            tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("a"))) for _ in range(5)]
+            await queued(http, 4)
+            tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("b"))))
+            await eventually(lambda: len(backend.requests) == 2)
+            assert [request.sharing.tenant for request in backend.requests] == ["a", "b"]
+            await queued(http, 4)
+            gate.release()
+            assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
+        assert [request.sharing.tenant for request in backend.requests[2:]] == ["a"] * 4
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_bo
 from tests.gateway.helpers import eventually, over, page, read
 from tests.gateway.local import LocalBackend
 
+#: the block size of `sdar-mrp-random-a`
+BLOCK = 8
 FORWARDS = ("prefill", "denoise", "verify", "commit", "mrp")
 
 
@@ -39,7 +41,8 @@ class TestNames:
         await http.post(GENERATE, json={})
         await ask(http, {**golden_body(CASES[0]), "mode": None, "tokens_per_step": None, "quality": "lossless"})
         families = {family.name: family for family in text_string_to_metric_families(await text(http))}
-        wanted = {"mrp_" + metric.name.removesuffix("_total"): metric for metric in METRICS}
+        wanted = {metric.exposed.removesuffix("_total"): metric for metric in METRICS}
+        assert sum(name.startswith("mrp_") for name in wanted) == len(wanted) - 3
         assert families.keys() == wanted.keys()
         for name, family in families.items():
             metric = wanted[name]
@@ -77,8 +80,32 @@ class TestCounters:
         assert metrics("mrp_spec_decode_num_draft_tokens_total") == proposed > accepted
         assert metrics("mrp_spec_decode_num_accepted_tokens_total") == accepted > 0
         assert metrics("mrp_tokens_remasked_total") == total(answers, "stats", "remasked") > 0
+        self.check_steps_of_canvases(answers, metrics)
         self.check_ends(answers, metrics)
         self.check_steps([(a["mode"], step) for a in answers for step in a["trace"]], metrics)
+
+    def check_steps_of_canvases(self, answers: list[dict[str, Any]], metrics: Any) -> None:
+        forwards = sum(total(answers, "stats", "forwards", kind) for kind in ("denoise", "verify"))
+        blocks = metrics("mrp_time_to_first_block_seconds_count") + metrics("mrp_inter_block_latency_seconds_count")
+        steps = metrics("vllm:diffusion_num_denoising_steps_total")
+        assert steps == forwards + blocks > forwards
+        assert metrics("vllm:diffusion_num_canvas_positions_total") == steps * BLOCK
+        tokens = total(answers, "usage", "completion_tokens")
+        assert metrics("vllm:diffusion_num_committed_tokens_total") == tokens
+
+    @pytest.mark.parametrize("tokens_per_step", [1, 2])
+    async def test_vllm_bench_serve_prints_the_steps_of_a_canvas(self, make_generator, tokens_per_step):
+        """Its arithmetic, in vLLM 0.33's `benchmarks/serve.py`, of two whole blocks."""
+        request = body(prompt_token_ids=[5] * BLOCK, mode="static", tokens_per_step=tokens_per_step)
+        async with over(make_generator()) as http:
+            await ask(http, request | {"max_new_tokens": 2 * BLOCK, "ignore_eos": True})
+            metrics = await page(http)
+        steps, positions, committed = (
+            metrics(f"vllm:diffusion_num_{name}_total")
+            for name in ("denoising_steps", "canvas_positions", "committed_tokens")
+        )
+        canvases = committed / (positions / steps)
+        assert (canvases, (steps - canvases) / canvases) == (2, BLOCK / tokens_per_step)
 
     def check_ends(self, answers: list[dict[str, Any]], metrics: Any) -> None:
         ends = Counter((answer["mode"], answer["finish_reason"]) for answer in answers)
