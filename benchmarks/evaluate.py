@@ -26,6 +26,7 @@ _MODES: tuple[DecodingMode, ...] = (
     *(Sequential(entropy_bound=bound) for bound in (0.1, 1.0)),
     *map(Entropy, (0.1, 1.0)),
     *map(Direct, (1, 2)),
+    Direct(2, 0.6),
     *map(Speculative, (1, 2, 4)),
     *map(Remask, (0.3, 0.5, 0.7, 0.9)),
 )
@@ -109,6 +110,7 @@ def _row(score: Score) -> dict[str, Any]:
         "problems": len(score.completions),
         "accuracy": score.accuracy,
         "tokens_per_forward": score.tokens_per_forward,
+        "mrp_per_forward": score.mrp_per_forward,
         "tokens_per_published_forward": score.tokens_per_published_forward,
         "milliseconds_per_token": score.milliseconds_per_token,
         "tokens_per_cpu_second": score.tokens_per_cpu_second,
@@ -119,7 +121,15 @@ def _row(score: Score) -> dict[str, Any]:
 
 def _table(scores: list[Score]) -> Table:
     rows = cli.table(
-        "mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode"
+        "mode",
+        "engine",
+        "accuracy",
+        "tokens/forward",
+        "MRP/forward",
+        "ms/token",
+        "same as first",
+        "accepted",
+        plan="mode",
     )
     for score in scores:
         plain = score.variant.engine == "mrp" and not score.variant.mode.needs_mrp
@@ -128,6 +138,7 @@ def _table(scores: list[Score]) -> Table:
             "-" if plain else score.variant.engine,
             f"{score.accuracy:.3f}",
             f"{score.tokens_per_forward:.2f}",
+            f"{score.mrp_per_forward:.2f}",
             f"{score.milliseconds_per_token:.2f}",
             f"{score.same_as_first}/{len(score.completions)}",
             "-" if score.acceptance is None else f"{score.acceptance:.2f}",

@@ -57,6 +57,12 @@ class Score:
         return self.tokens / sum(count.denoise + count.verify for count in forwards)
 
     @property
+    def mrp_per_forward(self) -> float:
+        """MRP forwards per denoise or verify forward, those that only store a block included."""
+        forwards = [completion.stats.forwards for completion in self.completions]
+        return sum(count.mrp for count in forwards) / sum(count.denoise + count.verify for count in forwards)
+
+    @property
     def tokens_per_published_forward(self) -> float:
         """The same, had the published loops done it.
 

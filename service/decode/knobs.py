@@ -66,7 +66,11 @@ def knobs_in(mode: type[Any]) -> Mapping[str, Knob]:
 
 TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", minimum=1, in_block=True)
 THRESHOLD = Knob(
-    float, "confidence that a token needs to be revealed; in speculative it sets verify to dynamic", above=0, maximum=1
+    float,
+    "confidence that a token needs to be revealed; in direct the product of the confidences of MRP's picks since the "
+    "backbone's, default: none; in speculative it sets verify to dynamic",
+    above=0,
+    maximum=1,
 )
 ENTROPY_BOUND = Knob(
     float,

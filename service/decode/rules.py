@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import mul
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
@@ -81,6 +82,39 @@ class LeftToRightAbove(Rule):
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         sure = takewhile(lambda confidence: confidence > self.threshold, prediction.confidences[1:])
         return prediction.picked(range(1 + sum(1 for _ in sure)))
+
+
+@dataclass(frozen=True, slots=True)
+class JointlyAbove(Rule):
+    """MRP's picks in `direct` with a threshold: the most confident ones while their product is > `threshold`.
+
+    The product of confidences is the probability that all of these tokens are right, if they are independent. There
+    may be no such pick. This rule is our own.
+    """
+
+    threshold: float
+
+    @property
+    def in_order(self) -> Rule:
+        return LeftToRightJointlyAbove(self.threshold)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        return _jointly_above(prediction.most_confident(len(prediction.positions)), self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToRightJointlyAbove(Rule):
+    """`JointlyAbove` with a grammar: the leftmost picks."""
+
+    threshold: float
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        return _jointly_above(prediction.picks, self.threshold)
+
+
+def _jointly_above(picks: tuple[Pick, ...], threshold: float) -> tuple[Pick, ...]:
+    products = accumulate((pick.confidence for pick in picks), mul)
+    return picks[: sum(1 for _ in takewhile(lambda product: product > threshold, products))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ COUNTS, THRESHOLDS, BOUNDS = (0, -1, BLOCK + 1), (0.0, -0.1, 1.01, math.nan, mat
         (Direct, "mrp_steps", (1, BLOCK), COUNTS),
         (Speculative, "mrp_steps", (1, BLOCK), COUNTS),
         (Dynamic, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
+        (Direct, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
         (Remask, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
         (Speculative, "margin", (1e-9, 0.5, 1.0), THRESHOLDS),
         (Sequential, "entropy_bound", (0.0, 0.1, 100.0), BOUNDS),

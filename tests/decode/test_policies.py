@@ -74,6 +74,40 @@ class TestDirect:
         ), "the second refinement stands on the first one's reading"
 
 
+class TestDirectWithAThreshold:
+    @pytest.mark.parametrize(
+        ("steps", "threshold", "revealed", "forwards"),
+        [
+            (1, 0.7, [[(1, 11)], [(0, 20)], [(2, 12)], [(3, 23)]], (2, 2)),  # .8 * .8 is not above .7
+            (1, 0.6, [[(1, 11)], [(0, 20), (3, 23)], [(2, 12)]], (2, 1)),
+            (2, 0.6, [[(1, 11)], [(0, 20), (3, 23)], [(2, 12)]], (2, 2)),  # then * .7 is not above
+            (2, 0.4, [[(1, 11)], [(0, 20), (3, 23), (2, 22)]], (1, 1)),
+            (3, 0.8, [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]], (4, 3)),  # equal to the threshold is not above
+        ],
+    )
+    def test_picks_of_mrp_follow_while_their_product_is_above_it(
+        self, steps: int, threshold: float, revealed: list[list[tuple[int, int]]], forwards: tuple[int, int]
+    ) -> None:
+        scripted = {0: (20, 0.8), 1: (21, 0.1), 2: (22, 0.7), 3: (23, 0.8)}
+        done = run(masked_block(4), Direct(steps, threshold), fixed(FOUR), fixed(scripted))
+        assert done.revealed == revealed
+        assert (len(done.evaluations), len(done.refinements)) == forwards
+
+    def test_the_product_goes_on_over_forwards_of_mrp_and_begins_anew_with_the_backbones(self) -> None:
+        def mrp(state: Block) -> dict[int, tuple[int, float]]:
+            """The next masked position has .8, others .1."""
+            return {position: (20, 0.8 if position == state.masked[0] else 0.1) for position in range(8)}
+
+        done = run(masked_block(8), Direct(4, 0.6), fixed({p: (10, p / 10) for p in range(8)}), mrp)
+        kinds = [step.kind for step in done.canvas.steps]
+        assert kinds == ["denoise", "mrp", "mrp", "denoise", "mrp", "mrp", "denoise", "mrp"]
+        assert len(done.refinements) == 3 + 3 + 1
+
+    def test_it_has_no_pace(self) -> None:
+        assert Direct(2).pace == (1, 2)
+        assert Direct(2, 0.6).pace is None
+
+
 class TestSpeculative:
     def test_states_are_the_block_with_one_draft_more_each(self) -> None:
         done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))

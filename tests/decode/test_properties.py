@@ -25,6 +25,7 @@ PLAIN = st.one_of(
 PARAMS = st.one_of(
     PLAIN,
     st.builds(Direct, st.integers(1, 6)),
+    st.builds(Direct, st.integers(1, 6), st.floats(0.05, 1)),
     st.builds(Speculative, st.integers(1, 6)),
     st.builds(Speculative, st.integers(0, 6), st.integers(1, 12), st.integers(1, 3)),
     st.builds(Speculative, st.integers(0, 6), st.integers(1, 12), st.none(), st.floats(0.05, 1)),

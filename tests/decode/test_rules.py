@@ -4,7 +4,7 @@ import pytest
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
-from service.decode.rules import LeftToRight, LowestEntropy
+from service.decode.rules import JointlyAbove, LeftToRight, LowestEntropy
 from tests.predictions import prediction_of
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
@@ -43,6 +43,28 @@ class TestLowestEntropy:
 
     def test_certain_positions_cost_nothing(self) -> None:
         assert positions(LowestEntropy(0.0)(prediction({0: 0.0, 1: 2.0, 2: 0.0, 3: 3.0}))) == [0, 2, 1]
+
+
+class TestJointlyAbove:
+    @pytest.mark.parametrize(
+        ("threshold", "wanted", "in_order"),
+        [
+            (0.95, [], []),  # equal to the threshold is not above
+            (0.9, [2], []),
+            (0.6, [2, 1], []),  # .95 * .9, then * .6
+            (0.5, [2, 1, 3], []),
+            (0.46, [2, 1, 3], [0]),  # from the left .5, then * .9
+            (0.44, [2, 1, 3], [0, 1]),
+            (0.42, [2, 1, 3], [0, 1, 2]),
+            (0.25, [2, 1, 3, 0], [0, 1, 2, 3]),
+        ],
+    )
+    def test_picks_as_long_as_the_product_of_their_confidences_is_above(
+        self, threshold: float, wanted: list[int], in_order: list[int]
+    ) -> None:
+        read = prediction_of(tuple(Pick(position, *SCRIPT[position][:2]) for position in SCRIPT))
+        assert positions(JointlyAbove(threshold)(read)) == wanted
+        assert positions(JointlyAbove(threshold).in_order(read)) == in_order
 
 
 class TestLeftmost:

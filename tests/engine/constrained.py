@@ -21,7 +21,7 @@ PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
     (Dynamic(0.4), (Speculative(threshold=0.4), Speculative(2, threshold=0.4), Speculative(0, 3, threshold=0.4))),
     (Entropy(0.5), (Speculative(verify="entropy", entropy_bound=0.5), Sequential(1, 0.5))),
 )
-OTHERS: tuple[DecodingMode, ...] = (Direct(2), Direct(4), Remask(0.5), Remask(0.9))
+OTHERS: tuple[DecodingMode, ...] = (Direct(2), Direct(4), Direct(2, 0.3), Remask(0.5), Remask(0.9))
 
 
 def engine_of(name: str, costs: Any = CHEAP_ROWS) -> Engine:

@@ -28,7 +28,7 @@ from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import EXPERTS, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
-    Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
+    Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Direct(2, 0.5), Speculative(1), Remask(0.5)
 )  # fmt: skip
 
 #: changes of `tiny_config`: sizes of blocks, heads, kinds of MRP, experts
@@ -172,7 +172,8 @@ def random_mode(rng: random.Random, block_size: int) -> DecodingMode:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
-    return rng.choice([plain, Direct(count), Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
+    direct = Direct(count, rng.choice([None, None, threshold]))
+    return rng.choice([plain, direct, Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
 
 
 def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative:

@@ -33,7 +33,7 @@ PACED = [
     *(Dynamic(0.5), Dynamic(0.01), Entropy(0.5), Sequential(1, 3.0)),
 ]
 #: modes whose next rows need the results
-UNPACED = [Remask(0.3), Speculative(2), Speculative(2, 3)]
+UNPACED = [Remask(0.3), Direct(2, 0.3), Speculative(2), Speculative(2, 3)]
 
 
 class Device(RunnerWrapper):

@@ -35,7 +35,7 @@ PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
     (Sequential(2), (Speculative(2, verify="sequential", tokens_per_step=2),)),
     (Entropy(3.0), (Speculative(2, verify="entropy", entropy_bound=3.0),)),
 )
-ALL_MODES = (*(mode for plain, drafted in PAIRS for mode in (plain, *drafted)), Direct(2), Remask(0.3))
+ALL_MODES = (*(mode for plain, drafted in PAIRS for mode in (plain, *drafted)), Direct(2), Direct(2, 0.3), Remask(0.3))
 
 
 @cache

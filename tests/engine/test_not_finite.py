@@ -22,7 +22,8 @@ from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 NAME = GOLDEN_NAMES[0]
 MODES: list[DecodingMode] = [
-    Static(), Dynamic(0.9), Sequential(), Entropy(0.1), Direct(2), Remask(0.5), Speculative(2, 4), Speculative("auto"),
+    *(Static(), Dynamic(0.9), Sequential(), Entropy(0.1), Direct(2), Direct(2, 0.3)),
+    *(Remask(0.5), Speculative(2, 4), Speculative("auto")),
 ]  # fmt: skip
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(0.7, 0.9, 20, seed=3)
 #: a token that no answer has, and a kind of weight of each layer

@@ -12,7 +12,7 @@ from service.model import Checkpoint, load_checkpoint
 from tests.tiny import GOLDEN
 
 PROMPT = tuple(range(3, 10))
-MODES = (Static(), Dynamic(0.1), Direct(2), Speculative(mrp_steps=2), Remask(0.1))
+MODES = (Static(), Dynamic(0.1), Direct(2), Direct(2, 0.02), Speculative(mrp_steps=2), Remask(0.1))
 
 
 @pytest.fixture(scope="module")

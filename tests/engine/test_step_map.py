@@ -28,7 +28,7 @@ from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
 RULES: tuple[RuleMode, ...] = (
     Static(), Static(3), Dynamic(0.02), Dynamic(0.3), Sequential(), Sequential(2, 6.0), Entropy(3.0), Entropy(12.0)
 )  # fmt: skip
-MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Remask(0.02), Remask(0.3))
+MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Direct(3, 0.02), Remask(0.02), Remask(0.3))
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 
 

@@ -19,7 +19,7 @@ from service.model import load_checkpoint
 from tests.engine.helpers import demo_problems
 
 MODES: tuple[DecodingMode, ...] = (
-    Static(), Dynamic(0.7), Entropy(0.1), Sequential(1, 0.1), Direct(1), Remask(0.5),
+    Static(), Dynamic(0.7), Entropy(0.1), Sequential(1, 0.1), Direct(1), Direct(2, 0.5), Remask(0.5),
     Speculative(4, 4, verify="sequential", entropy_bound=0.1, margin=0.5),
 )  # fmt: skip
 

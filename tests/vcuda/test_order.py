@@ -36,7 +36,12 @@ PACED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
     "filtered": [(Static(), FILTERED), (Direct(2), FILTERED), (Static(2), FILTERED)],
 }
 PACED["mixed"] = [pairs[-1] for pairs in PACED.values()]
-UNPACED: dict[str, DecodingMode] = {"dynamic": Dynamic(0.9), "remask": Remask(0.5), "speculative": Speculative(2)}
+UNPACED: dict[str, DecodingMode] = {
+    "dynamic": Dynamic(0.9),
+    "remask": Remask(0.5),
+    "direct": Direct(2, 0.3),
+    "speculative": Speculative(2),
+}
 
 Answers = dict[str, tuple[tuple[int, ...], str | None]]
 #: requests and the folder of a checkpoint -> their answers, for several tests

@@ -3,6 +3,7 @@
 In `direct` and `remask` MRP decides the output without verification (MRP paper).
 """
 
+from math import prod
 from operator import attrgetter
 from typing import Annotated, ClassVar
 
@@ -10,7 +11,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob
 from service.decode.mode import DecodingMode, Pace, RuleMode
 from service.decode.policy import Decoding, Evaluate, Refine
-from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
+from service.decode.rules import ConfidenceAbove, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 
 _MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", minimum=1, in_block=True)
 
@@ -61,33 +62,41 @@ class Entropy(RuleMode, frozen=True):
 
 
 class Direct(DecodingMode, frozen=True):
-    """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
+    """One pick of the backbone, then `mrp_steps` unverified picks of MRP.
+
+    With a `threshold` a forward of MRP reveals its most confident picks, as long as the product of the confidences of
+    all its picks since the backbone's forward is above the threshold. If it reveals none, the backbone is next.
+    """
 
     name: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False
     mrp_steps: Annotated[int, _MRP_STEPS] = 1
+    threshold: Annotated[float | None, THRESHOLD] = None
 
     @property
     def rule(self) -> Rule:
         return TopConfidence(1)
 
     @property
-    def pace(self) -> Pace:
-        return Pace(1, self.mrp_steps)
+    def pace(self) -> Pace | None:
+        return Pace(1, self.mrp_steps) if self.threshold is None else None
 
     def decode(self, canvas: Canvas) -> Decoding:
-        """Up to 1 + `mrp_steps` tokens per backbone forward."""
-        rule = canvas.rule(self.rule)
+        """Up to 1 + `mrp_steps` tokens per backbone forward; with a threshold as many as are sure."""
+        rule, threshold = canvas.rule(self.rule), self.threshold
         while not canvas.block.complete:
             (prediction,) = yield Evaluate((canvas.block,))
             canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
+            sure = 1.0  # the probability that all of MRP's picks since the backbone's are right
             for _ in range(self.mrp_steps):
                 if canvas.block.complete:
                     break
                 (prediction,) = yield Refine(prediction, canvas.block)
-                if not (picks := canvas.choose(rule, prediction, canvas.block)):
-                    break  # the answer has ended
+                gate = rule if threshold is None else canvas.rule(JointlyAbove(threshold / sure))
+                if not (picks := canvas.choose(gate, prediction, canvas.block)):
+                    break  # the answer has ended, or MRP is not sure
                 canvas.reveal("mrp", picks)
+                sure *= prod(pick.confidence for pick in picks)
 
 
 class Remask(DecodingMode, frozen=True):

@@ -16,6 +16,7 @@ GRID: tuple[DecodingMode, ...] = (
     *(Sequential(entropy_bound=bound) for bound in (0.0, 0.1, 0.3, 1.0)),
     *map(Entropy, (0.05, 0.1, 0.3)),
     *map(Direct, (1, 2, 4)),
+    *(Direct(2, threshold) for threshold in (0.5, 0.6, 0.7)),
     *map(Speculative, (1, 2, 4)),
     Speculative(0, max_drafts=4),
     Speculative(1, max_drafts=4),
