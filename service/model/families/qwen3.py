@@ -45,7 +45,12 @@ _DTYPES = frozenset(
 
 
 class ModelFamily:
-    """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's."""
+    """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's.
+
+    `architecture`: what tells the family where the published `model_type` is another model's; else None.
+    """
+
+    architecture: str | None = None
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The config of a parsed config.json. `block_size` overrides the checkpoint's.
