@@ -6,7 +6,7 @@ Random weights accept no drafts, so they cannot show what drafting gains at a pu
 - An RMSNorm averages over more dimensions, so its weights shrink by the root of the sizes' ratio and epsilon by the
   ratio. Queries and keys are scaled too, because their norm has the same epsilon over another ratio.
 - Rotary dimension `i` of `d` goes to `i * D / d` of `D`, which has the same frequency. The weights of the keys' norm
-  make up for the other scale of the scores.
+  make up for the other scale of the scores, or without norms the keys' projection.
 - Further layers have random weights and output projections of zeros. Further heads and inner dimensions have zeros.
 - A dimension of its own is a tiny constant. The output head makes of it that the padded tokens cannot win.
 
@@ -89,6 +89,8 @@ class InflatedWeights:
         self._source, self._small, self._large = source, small, parse_config(self.raw)
         if small.experts or self._large.experts:
             raise InvalidRequest("a model with experts cannot be inflated, nor be the shape", param="shape")
+        if small.qk_norm != self._large.qk_norm:
+            raise InvalidRequest("the shape is of another family: one has norms of heads, one has none", param="shape")
         _check_fits(small, self._large)
         self.names: Collection[str] = published_weights(self._large, *empty_networks(self._large)).keys()
         self._device, self._dtype = options.device, options.dtype
@@ -230,5 +232,7 @@ def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
     """Leaf of a name -> the factor of the weight."""
     hidden, head = small.hidden_size / large.hidden_size, small.head_dim / large.head_dim
     norms = ("norm", "enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
-    projections = dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head))
-    return dict.fromkeys(norms, math.sqrt(hidden)) | projections | {"k_norm": math.sqrt(head)}
+    scales = dict.fromkeys(norms, math.sqrt(hidden))
+    if not small.qk_norm:
+        return scales | {"k_proj": 1 / math.sqrt(head)}
+    return scales | dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head)) | {"k_norm": math.sqrt(head)}

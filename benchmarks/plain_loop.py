@@ -1,21 +1,35 @@
-"""The published way to decode SDAR, as a yardstick: transformers' Qwen3 or Qwen3-MoE, one request at a time.
+"""The published way to decode SDAR, as a yardstick: transformers' Qwen3, Qwen3-MoE or Llama, one request at a time.
 
 Static decoding with a DynamicCache. Source: SDAR's `block_diffusion_generate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from service.model import Checkpoint, published_weights
 
 #: family -> transformers' config and network
-_MODELS = {"sdar": (Qwen3Config, Qwen3ForCausalLM), "sdar_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
-_NOT_QWEN3 = ("model_type", "architectures", "auto_map", "attn_implementation")
+_MODELS: Mapping[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "sdar": (Qwen3Config, Qwen3ForCausalLM),
+    "sdar_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "stable_diffcoder": (LlamaConfig, LlamaForCausalLM),
+}
+_OURS = ("model_type", "architectures", "auto_map", "attn_implementation")
 
 
 def plain_loop_of(checkpoint: Checkpoint) -> PlainLoop | None:
@@ -29,7 +43,7 @@ class PlainLoop:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._device, self._config = checkpoint.device, checkpoint.config
         config_of, model_of = _MODELS[checkpoint.config.family]
-        config = config_of(**{key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3})
+        config = config_of(**{key: value for key, value in checkpoint.raw.items() if key not in _OURS})
         with torch.device("meta"):
             model = model_of(config)
         weights = published_weights(checkpoint.config, checkpoint.backbone, None, model.state_dict().keys())

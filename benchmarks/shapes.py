@@ -56,7 +56,14 @@ class Llada2Shape(Shape):
     use_bias: bool = False
 
 
-#: SDAR's, LLaDA2's, and Qwen3's smallest for machines on which those take too long
+@dataclass(frozen=True, slots=True)
+class StableDiffcoderShape(Shape):
+    """Sizes of Stable-DiffCoder, whose layers are Llama's."""
+
+    model_type: str = "stable_diffcoder"
+
+
+#: SDAR's, LLaDA2's, Stable-DiffCoder's, and Qwen3's smallest for machines on which those take too long
 SHAPES = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16),
     "sdar-1.7b": Shape(2048, 6144, 28, 16),
@@ -64,6 +71,7 @@ SHAPES = {
     "sdar-8b": Shape(4096, 12288, 36, 32),
     "sdar-30b-a3b": ExpertsShape(2048, 6144, 48, 32, 4),
     "llada2-mini": Llada2Shape(2048, 5120, 20, 16, 4, vocab_size=157184),
+    "stable-diffcoder-8b": StableDiffcoderShape(4096, 14336, 32, 32, vocab_size=155136, max_position_embeddings=8192),
 }
 
 

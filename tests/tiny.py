@@ -14,6 +14,8 @@ GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
 EXPERTS_NAME = "sdar-moe-random-b"
 #: LLaDA2's, written and decoded by the published code, without MRP
 LLADA2_NAME = "llada2-moe-random-d"
+#: Stable-DiffCoder's, with MRP
+DIFFCODER_NAME = "stable-diffcoder-random-e"
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts
@@ -42,6 +44,15 @@ LLADA2: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
     "use_bias": False,
     "num_nextn_predict_layers": 0,
+}
+
+
+#: what makes `tiny_config` Stable-DiffCoder, with MRP
+DIFFCODER: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["StableDiffcoderForCausalLM"],
+    "rope_theta": 500000.0,
+    "mlp_bias": False,
 }
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from service.model import Backbone, Mrp, parse_config, published_weights
+from service.model.families import family_name
 
 MRP_FILE = "mrp.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -28,8 +29,9 @@ _FILE_SIZE = 2**30
 
 
 def mrp_config(raw: Mapping[str, Any], mrp: Mapping[str, Any]) -> dict[str, Any]:
-    """A backbone's config.json with an MRP module's keys."""
-    return {**raw, "architectures": ["SDARMRPForCausalLM"], "num_mrp_heads": 1, **mrp}
+    """A backbone's config.json with an MRP module's keys. `model_type` names the family: the architecture changes."""
+    module = {"architectures": ["SDARMRPForCausalLM"], "num_mrp_heads": 1, **mrp}
+    return {**raw, "model_type": family_name(raw), **module}
 
 
 def stored_dtype(source: Path) -> torch.dtype:

@@ -116,7 +116,7 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     return {
         "checkpoint": str(checkpoint.path),
         **({"revision": revision} if (revision := revision_of(checkpoint.path)) else {}),
-        "family": str(checkpoint.raw["model_type"]),
+        "family": config.family,
         "backbone": f"{backbone / 1e6:,.2f} M parameters, {config.num_layers} layers, hidden {config.hidden_size}",
         **_experts(config, backbone),
         "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",

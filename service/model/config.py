@@ -47,7 +47,7 @@ class ExpertsConfig:
 class ModelConfig:
     """Shape of a backbone and, if there is one, of its MRP module."""
 
-    family: str  # the `model_type` of config.json
+    family: str  # a name in `FAMILIES`
     vocab_size: int
     hidden_size: int
     intermediate_size: int  # the inner size of dense layers, MRP's included
@@ -67,6 +67,7 @@ class ModelConfig:
     quantization: str | None = None  # the scheme of the layers' weights; None: they have the type of all weights
     scale_columns: int | None = None  # the columns of a quantized row that share a scale; None: all
     rotary_dim: int | None = None  # the rotated numbers of a head, the first ones; None: all
+    qk_norm: bool = True  # whether each head of queries and keys has a norm
 
     @property
     def num_kv_layers(self) -> int:

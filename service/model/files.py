@@ -14,7 +14,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from service.errors import CheckpointError
-from service.model.families import FAMILIES
+from service.model.families import family_name
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
 #: files of adapters, without which the weights are another model (UNO's are Qwen3's, which are causal)
@@ -85,11 +85,12 @@ def read_keys(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} has no config.json") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
-    kind = raw.get("model_type") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or not isinstance(kind, str) or kind not in FAMILIES:
-        supported = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {supported}")
-    return raw
+    keys: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    try:
+        family_name(keys)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}/{error.message}") from None
+    return keys
 
 
 def _parsed(file: Path) -> Any:

@@ -51,13 +51,19 @@ class PagedAttend:
 
 
 class HeadNorms(NamedTuple):
-    """The norms of queries and keys. `heads`, `kv_heads`: the numbers of heads; weights `[D]`."""
+    """The norms of queries and keys: weights `[D]`."""
 
-    heads: int
-    kv_heads: int
     q_weight: Tensor
     k_weight: Tensor
     eps: float
+
+
+class Heads(NamedTuple):
+    """The numbers of heads of queries, and of keys and values. `norms`: None for heads without norms."""
+
+    heads: int
+    kv_heads: int
+    norms: HeadNorms | None
 
 
 def rms_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
@@ -84,16 +90,17 @@ def _scalar(number: float) -> Tensor:
     return torch.tensor(number)
 
 
-def norm_and_rotate(qkv: Tensor, norms: HeadNorms, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+def norm_and_rotate(qkv: Tensor, sizes: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """qkv `[R, L, heads + 2 kv_heads, D]` -> q, k and v, q and k normalised and rotated. By torch's operations."""
-    heads, kv_heads = norms.heads, norms.kv_heads
+    heads, kv_heads, norms = sizes
     qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 2)
-    weights = torch.cat((norms.q_weight.expand(heads, -1), norms.k_weight.expand(kv_heads, -1)))
-    if _few_operations(qk):
-        normed = _over_rms(qk, norms.eps).mul_(weights)
-    else:
-        normed = F.rms_norm(qk, (qkv.shape[-1],), None, norms.eps) * weights
-    q, k = rotate(normed, rotation).split_with_sizes((heads, kv_heads), 2)
+    if norms is not None:
+        weights = torch.cat((norms.q_weight.expand(heads, -1), norms.k_weight.expand(kv_heads, -1)))
+        if _few_operations(qk):
+            qk = _over_rms(qk, norms.eps).mul_(weights)
+        else:
+            qk = F.rms_norm(qk, (qkv.shape[-1],), None, norms.eps) * weights
+    q, k = rotate(qk, rotation).split_with_sizes((heads, kv_heads), 2)
     return q, k, v
 
 

@@ -1,4 +1,4 @@
-"""Qwen3's decoder layers. Attention is a function of the caller.
+"""Qwen3's decoder layers, and Llama's, which have no norms of heads. Attention is a function of the caller.
 
 Serving passes paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a mask.
 Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by the
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from service.model import triton_support
 from service.model.config import ModelConfig
-from service.model.layer_ops import HeadNorms, PagedAttend, Rotation, norm_and_rotate, rms_norm
+from service.model.layer_ops import HeadNorms, Heads, PagedAttend, Rotation, norm_and_rotate, rms_norm
 
 #: attend(layer, q [R, L, heads, D], k [R, L, kv_heads, D], v [R, L, kv_heads, D]) -> [R, L, heads * D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -50,32 +50,36 @@ class RotaryTable(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with RMSNorm on every query and key head."""
+    """Grouped-query attention. Every query and key head has an RMSNorm, unless the config has none."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.eps = config.rms_norm_eps
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv_proj = nn.Linear(config.hidden_size, width, bias=False)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=self.eps)
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=self.eps)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None for _ in range(2)
+        )
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        heads, kv_heads = self.heads, self.kv_heads
-        norms = HeadNorms(heads, kv_heads, self.q_norm.weight, self.k_norm.weight, self.eps)
-        qkv = self.qkv_proj.forward(x).view(*x.shape[:-1], heads + 2 * kv_heads, self.head_dim)
+        heads, qkv = self._heads, self.qkv_proj.forward(x).unflatten(-1, (-1, self.head_dim))
         if by_kernel(x):
             from service.model import triton_layers
 
             pages = attend.kv_targets(layer) if isinstance(attend, PagedAttend) else None
-            q, k, v = triton_layers.norm_and_rotate(qkv, norms, rotation, pages)
+            q, k, v = triton_layers.norm_and_rotate(qkv, heads, rotation, pages)
             seen = attend.read(layer, q, k, v) if isinstance(attend, PagedAttend) else attend(layer, q, k, v)
         else:
-            seen = attend(layer, *norm_and_rotate(qkv, norms, rotation))
+            seen = attend(layer, *norm_and_rotate(qkv, heads, rotation))
         out: Tensor = self.o_proj.forward(seen)
         return out
+
+    @property
+    def _heads(self) -> Heads:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps or 0.0) if q_norm and k_norm else None
+        return Heads(self.heads, self.kv_heads, norms)
 
 
 class FeedForward(nn.Module):

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from service.model.layer_ops import HeadNorms, KvTargets, Rotation
+from service.model.layer_ops import HeadNorms, Heads, KvTargets, Rotation
 
 #: numbers of a program of `silu_times`, and heads of a program of `rotate_heads`
 _STEP, _HEADS = 1024, 8
@@ -42,7 +42,7 @@ def sum_norm(
 @triton.jit
 def rotate_heads(
     qkv,  # [T, HEADS + 2 KV_HEADS, D], queries and keys are overwritten
-    q_weight,  # [D]
+    q_weight,  # [D], not read without NORM
     k_weight,  # [D]
     cos,  # [T, WIDTH]
     sin,  # [T, WIDTH], the first half negated
@@ -58,6 +58,7 @@ def rotate_heads(
     REST_PAD: tl.constexpr,
     TILE: tl.constexpr,
     L: tl.constexpr,
+    NORM: tl.constexpr,
     WRITE: tl.constexpr,
 ):
     """Grid: tokens, tiles of heads; with WRITE the heads of values, too.
@@ -86,15 +87,19 @@ def rotate_heads(
     high = tl.load(start + low_at + HALF, halves, 0.0).to(tl.float32)
     last = tl.load(start + rest_at, rests, 0.0).to(tl.float32)
 
-    squares = tl.sum(low * low + high * high, 1)
-    if REST:
-        squares += tl.sum(last * last, 1)
-    scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
-    query = (head < HEADS)[:, None]
-    low_weight = _weights(q_weight, k_weight, half, in_half, query)
-    high_weight = _weights(q_weight, k_weight, half + HALF, in_half, query)
-    low_normed = low * scale * low_weight
-    high_normed = high * scale * high_weight
+    low_normed = low
+    high_normed = high
+    last_normed = last
+    if NORM:
+        squares = tl.sum(low * low + high * high, 1)
+        if REST:
+            squares += tl.sum(last * last, 1)
+        scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
+        query = (head < HEADS)[:, None]
+        low_normed = low * scale * _weights(q_weight, k_weight, half, in_half, query)
+        high_normed = high * scale * _weights(q_weight, k_weight, half + HALF, in_half, query)
+        if REST:
+            last_normed = last * scale * _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
     angle = token.to(tl.int64) * WIDTH + half
     low_cos = tl.load(cos + angle, in_half, 0.0).to(tl.float32)[None, :]
     high_cos = tl.load(cos + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
@@ -104,9 +109,8 @@ def rotate_heads(
     new_high = (high_normed * high_cos + low_normed * high_sin).to(dtype)
     tl.store(start + low_at, new_low, halves & rotated[:, None])
     tl.store(start + low_at + HALF, new_high, halves & rotated[:, None])
+    new_last = last_normed.to(dtype)
     if REST:
-        rest_weight = _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
-        new_last = (last * scale * rest_weight).to(dtype)
         tl.store(start + rest_at, new_last, rests & rotated[:, None])
 
     if WRITE:
@@ -166,7 +170,7 @@ def _warps(numbers: int) -> int:
 
 
 def norm_and_rotate(
-    qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: KvTargets | None
+    qkv: Tensor, sizes: Heads, rotation: Rotation, pages: KvTargets | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv `[R, L, heads + 2 kv_heads, D]`, dense, of which the results are views: q, k and v.
 
@@ -176,14 +180,17 @@ def norm_and_rotate(
     width = rotation.cos.shape[-1]
     half_padded = triton.next_power_of_2(width // 2)
     keys, values, targets = pages or (qkv, qkv, qkv)
-    heads = all_heads if pages is not None else norms.heads + norms.kv_heads
-    rotate_heads[rows * length, triton.cdiv(heads, _HEADS)](
-        qkv, norms.q_weight, norms.k_weight, rotation.cos, rotation.sin, keys, values, targets,
-        EPS=norms.eps, HEADS=norms.heads, KV_HEADS=norms.kv_heads, D=size, WIDTH=width,
+    heads, kv_heads, norms = sizes
+    q_weight, k_weight, eps = norms or HeadNorms(qkv, qkv, 0.0)
+    used = all_heads if pages is not None else heads + kv_heads
+    rotate_heads[rows * length, triton.cdiv(used, _HEADS)](
+        qkv, q_weight, k_weight, rotation.cos, rotation.sin, keys, values, targets,
+        EPS=eps, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDTH=width,
         HALF_PAD=half_padded, REST_PAD=triton.next_power_of_2(max(1, size - width)),
-        TILE=_HEADS, L=length, WRITE=pages is not None, num_warps=_warps(_HEADS * half_padded),
+        TILE=_HEADS, L=length, NORM=norms is not None, WRITE=pages is not None,
+        num_warps=_warps(_HEADS * half_padded),
     )  # fmt: skip
-    q, k, v = qkv.split_with_sizes((norms.heads, norms.kv_heads, norms.kv_heads), 2)
+    q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), 2)
     return q, k, v
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from service.errors import CheckpointError
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig
-from service.model.families import family_named, qwen3
+from service.model.families import FAMILIES, qwen3
 from service.model.files import open_file, weight_files
 from service.model.mrp import Mrp
 from service.model.parameter_builder import LoadOptions, ParameterBuilder
@@ -174,7 +174,7 @@ class _Target:
 
 def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterator[_Target]:
     """Every parameter once: a tied output head is the embedding and has no weight of its own."""
-    family = family_named(config.family)
+    family = FAMILIES[config.family]
     for name, _ in backbone.named_parameters():
         yield _Target(backbone, name, family.weight_mappings(config, name))
     if mrp is not None:

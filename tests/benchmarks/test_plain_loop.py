@@ -1,4 +1,4 @@
-"""The yardstick decodes what the engine decodes: transformers' Qwen3 against our own layers and cache."""
+"""The yardstick decodes what the engine decodes: transformers' networks against our own layers and cache."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from benchmarks.plain_loop import PlainLoop
 from service.model import load_checkpoint
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("sdar-*"))
+GOLDEN = sorted(path for kind in ("sdar-*", "stable-*") for path in (Path(__file__).parents[1] / "golden").glob(kind))
 
 
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda folder: folder.name)

@@ -25,13 +25,13 @@ from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.reference import Reference
 from tests.runners import RunnerWrapper, engine_over
-from tests.tiny import EXPERTS, LLADA2, tiny_checkpoint
+from tests.tiny import DIFFCODER, EXPERTS, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Direct(2, 0.5), Speculative(1), Remask(0.5)
 )  # fmt: skip
 
-#: changes of `tiny_config`: sizes of blocks, heads, kinds of MRP, experts
+#: changes of `tiny_config`: sizes of blocks, heads, kinds of MRP, experts, families
 SHAPES: tuple[dict[str, Any], ...] = (
     {"block_size": 1},
     {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
@@ -40,6 +40,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"block_size": 4, "mrp_residual": False},
     EXPERTS,
     LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
+    DIFFCODER,
 )
 
 #: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.

@@ -15,9 +15,9 @@ from service.model import LoadOptions, load_checkpoint
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 STOP = 510
 #: the modes of the MRP paper
@@ -58,6 +58,8 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
     assert len(expected(EXPERTS_NAME)) == 24
     assert {entry["mode"] for entry in expected(LLADA2_NAME)} == {"static", "dynamic", "sequential"}
     assert len(expected(LLADA2_NAME)) == 15
+    assert {entry["mode"] for entry in expected(DIFFCODER_NAME)} == PUBLISHED
+    assert len(expected(DIFFCODER_NAME)) == 28
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from service.model import MrpConfig, parse_config
 from service.model.config import ExpertsConfig
 from service.model.files import read_config, resolve
 from service.model.weights import empty_networks
-from tests.tiny import EXPERTS, LLADA2, tiny_config
+from tests.tiny import DIFFCODER, EXPERTS, LLADA2, tiny_config
 
 
 def test_the_published_keys() -> None:
@@ -64,6 +64,18 @@ def test_a_key_becomes_a_field(changes: dict[str, Any], field: str, value: objec
 
 def test_the_operator_overrides_the_block_size() -> None:
     assert parse_config(tiny_config(), block_size=16).block_size == 16
+
+
+def test_stable_diffcoder_is_told_by_its_architecture() -> None:
+    """config.json says `llama`, and has neither a block size nor a mask token."""
+    left_out = dict.fromkeys(["block_size", "mask_token_id"])
+    config = parse_config(tiny_config(**DIFFCODER, **left_out))
+    assert (config.family, config.block_size, config.mask_token_id) == ("stable_diffcoder", 4, 5)
+    assert (config.qk_norm, parse_config(tiny_config()).qk_norm) == (False, True)
+    assert config.rope_theta == 500000.0
+    for changes in ({"attention_bias": True}, {"mlp_bias": True}, {"architectures": ["LlamaForCausalLM"]}):
+        with pytest.raises(CheckpointError, match=r"is true, which is not supported|model_type is 'llama'"):
+            parse_config(tiny_config(**DIFFCODER | changes))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +205,12 @@ def test_a_folder_with_an_adapter_is_refused(tmp_path: Path, adapter: str) -> No
 
 
 STRANGE = [None, True, -1, 0, 1, 2**40, 2**62, 1e30, float("nan"), float("inf"), "x", [], ["sdar"], {}, {"a": 1}]
-FAMILIES_OF: dict[str, dict[str, Any]] = {"sdar": {}, "sdar_moe": EXPERTS, "llada2_moe": LLADA2}
+FAMILIES_OF: dict[str, dict[str, Any]] = {
+    "sdar": {},
+    "sdar_moe": EXPERTS,
+    "llada2_moe": LLADA2,
+    "stable_diffcoder": DIFFCODER,
+}
 MORE_KEYS = ("mrp_residual", "mrp_scale", "mrp_default_steps", "rope_scaling", "rope_parameters", "torch_dtype")
 MORE_KEYS += ("quantization_config", "attention_bias", "decoder_sparse_step", "num_shared_experts", "n_group")
 MORE_KEYS += ("topk_group", "routed_scaling_factor", "partial_rotary_factor", "first_k_dense_replace", "num_experts")

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from service.model import layer_ops, layers
-from service.model.layer_ops import HeadNorms, Rotation
+from service.model.layer_ops import HeadNorms, Heads, Rotation
 
 EPS = 1e-6
 
@@ -27,15 +27,16 @@ def test_a_norm_of_another_width_has_torchs_numbers(width: int) -> None:
     torch.testing.assert_close(layer_ops.rms_norm(x, norm), norm(x), rtol=3e-7, atol=0)
 
 
+@pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_heads_and_swiglu_are_the_same_with_gradients_and_without(dtype: torch.dtype) -> None:
+def test_heads_and_swiglu_are_the_same_with_gradients_and_without(dtype: torch.dtype, normed: bool) -> None:
     qkv, gate_up = torch.randn(2, 3, 8, 16).to(dtype), torch.randn(2, 3, 40).to(dtype)
     weights, angles = torch.randn(2, 16).to(dtype), torch.randn(2, 2, 3, 1, 16).to(dtype)
-    norms, rotation = HeadNorms(4, 2, *weights, EPS), Rotation(*angles)
-    by_gradient = *layer_ops.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
+    heads, rotation = Heads(4, 2, HeadNorms(*weights, EPS) if normed else None), Rotation(*angles)
+    by_gradient = *layer_ops.norm_and_rotate(qkv, heads, rotation), layers.silu_and_mul(gate_up)
     before = qkv.clone(), gate_up.clone()
     with torch.inference_mode():
-        results = *layer_ops.norm_and_rotate(qkv, norms, rotation), layers.silu_and_mul(gate_up)
+        results = *layer_ops.norm_and_rotate(qkv, heads, rotation), layers.silu_and_mul(gate_up)
     assert all(map(torch.equal, results, by_gradient))
     assert all(map(torch.equal, (qkv, gate_up), before))
 

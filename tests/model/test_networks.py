@@ -1,33 +1,35 @@
-"""The networks against implementations that are not ours: transformers' Qwen3, plain formulas."""
+"""The networks against implementations that are not ours: transformers' Qwen3 and Llama, plain formulas."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.reference import Reference, block_causal_mask
-from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import DIFFCODER_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 
-def qwen3(checkpoint: Checkpoint) -> Qwen3ForCausalLM:
+def transformers_network(checkpoint: Checkpoint) -> PreTrainedModel:
     """transformers' model with the published weights, read from the file and not from our modules."""
     keys = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
-    model = Qwen3ForCausalLM(Qwen3Config(**keys, attn_implementation="eager")).to(checkpoint.dtype).eval()
+    is_llama = checkpoint.raw["model_type"] == "llama"
+    config_of, model_of = (LlamaConfig, LlamaForCausalLM) if is_llama else (Qwen3Config, Qwen3ForCausalLM)
+    model = model_of(config_of(**keys, attn_implementation="eager")).to(checkpoint.dtype).eval()
     weights = load_file(checkpoint.path / "model.safetensors")
     model.load_state_dict({name: weight for name, weight in weights.items() if not name.startswith("mrp_modules")})
     return model
 
 
 @pytest.mark.parametrize("length", [1, 7, 32, 50])
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", [*GOLDEN_NAMES, DIFFCODER_NAME])
 @torch.inference_mode()
-def test_the_backbone_is_transformers_qwen3_with_a_block_causal_mask(name: str, length: int) -> None:
+def test_the_backbone_is_transformers_network_with_a_block_causal_mask(name: str, length: int) -> None:
     checkpoint = load_checkpoint(GOLDEN / name)
     tokens = torch.randint(0, 512, (1, length), generator=torch.Generator().manual_seed(length))
     allowed = block_causal_mask(length, checkpoint.config.block_size)
     mask = torch.zeros(1, 1, length, length).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    theirs = qwen3(checkpoint)(tokens, attention_mask=mask, output_hidden_states=True, use_cache=False)
+    theirs = transformers_network(checkpoint)(tokens, attention_mask=mask, output_hidden_states=True, use_cache=False)
     hidden = Reference(checkpoint).hidden(tokens[0].tolist())
     torch.testing.assert_close(hidden, theirs.hidden_states[-1][0], rtol=0, atol=1e-5)
     torch.testing.assert_close(
@@ -35,10 +37,11 @@ def test_the_backbone_is_transformers_qwen3_with_a_block_causal_mask(name: str, 
     )  # logits reach 20
 
 
+@pytest.mark.parametrize("name", ["sdar-mrp-random-c", DIFFCODER_NAME])
 @torch.inference_mode()
-def test_mrp_is_the_papers_formula() -> None:
+def test_mrp_is_the_papers_formula(name: str) -> None:
     """y = eh_proj(concat(enorm(embed(x)), hnorm(h))), layers, norm; the embedding half comes first."""
-    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-c", LoadOptions(dtype=torch.float64))
+    checkpoint = load_checkpoint(GOLDEN / name, LoadOptions(dtype=torch.float64))
     weights = {k: v.double() for k, v in load_file(checkpoint.path / "model.safetensors").items()}
     prefix = "mrp_modules.0.model."
     reference, tokens = Reference(checkpoint), [5, 77, 301, 509, 12]
@@ -51,12 +54,13 @@ def test_mrp_is_the_papers_formula() -> None:
     both = torch.cat([norm(embedded, f"{prefix}enorm.weight"), norm(anchor, f"{prefix}hnorm.weight")], -1)
     x = both @ weights[f"{prefix}eh_proj.weight"].T
     # The layer itself is the backbone's kind: let transformers compute it.
-    theirs = qwen3(checkpoint).model
-    theirs.layers = theirs.layers[:1]
-    layer = f"{prefix}layers.0."
-    theirs.layers[0].load_state_dict({k.removeprefix(layer): v for k, v in weights.items() if k.startswith(layer)})
+    theirs = transformers_network(checkpoint).model
+    theirs.layers = theirs.layers[: checkpoint.config.num_kv_layers - checkpoint.config.num_layers]
+    layers = f"{prefix}layers."
+    theirs.layers.load_state_dict({k.removeprefix(layers): v for k, v in weights.items() if k.startswith(layers)})
     theirs.norm.weight.copy_(weights[f"{prefix}norm.weight"])
-    mask = torch.zeros(1, 1, len(tokens), len(tokens), dtype=torch.float64)
+    allowed = block_causal_mask(len(tokens), checkpoint.config.block_size)
+    mask = torch.zeros(1, 1, *allowed.shape, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
     change = theirs(inputs_embeds=x[None], attention_mask=mask, use_cache=False).last_hidden_state[0]
     torch.testing.assert_close(reference.refined(tokens, anchor), anchor + change, rtol=0, atol=1e-6)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from service.model import layer_ops, triton_layers
-from service.model.layer_ops import HeadNorms, KvTargets, Rotation
+from service.model.layer_ops import HeadNorms, Heads, KvTargets, Rotation
 
 DTYPES = st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16])
 EPS = 1e-6
@@ -50,11 +50,11 @@ def test_swiglu(device: str, tokens: int, width: int, dtype: torch.dtype, seed: 
     assert_rounded_once(triton_layers.silu_and_mul(gate_up), gate * gate.sigmoid() * up)
 
 
-#: rows, tokens of a row, heads and key heads, rotated numbers, other numbers of a head, type, pages to write, seed
+#: rows, tokens of a row, heads and key heads, rotated and other numbers of a head, type, pages to write, norms, seed
 heads_drawn = (
     st.integers(1, 3), st.integers(1, 5), st.sampled_from([(1, 1), (4, 2), (6, 2), (16, 3)]),
     st.sampled_from([2, 8, 12]), st.sampled_from([0, 0, 6]), DTYPES, st.sampled_from(["none", "some"]),
-    st.integers(0, 2**31),
+    st.booleans(), st.integers(0, 2**31),
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ heads_drawn = (
 @given(*heads_drawn)
 def test_norms_rotation_and_pages(
     device: str, rows: int, length: int, heads: tuple[int, int], width: int, rest: int, dtype: torch.dtype,
-    pages: str, seed: int,
+    pages: str, normed: bool, seed: int,
 ) -> None:  # fmt: skip
     generator = numbers(seed, device)
 
@@ -70,19 +70,20 @@ def test_norms_rotation_and_pages(
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
     (query_heads, kv_heads), size = heads, width + rest
-    qkv, weights = random(rows, length, query_heads + 2 * kv_heads, size), (random(size), random(size))
+    qkv = random(rows, length, query_heads + 2 * kv_heads, size)
+    norms = HeadNorms(random(size), random(size), EPS) if normed else None
     rotation = Rotation(random(rows, length, 1, width), random(rows, length, 1, width))
-    norms = HeadNorms(query_heads, kv_heads, *weights, EPS)
+    exact_norms = norms and HeadNorms(norms.q_weight.double(), norms.k_weight.double(), EPS)
     expected = layer_ops.norm_and_rotate(
         qkv.double(),
-        norms._replace(q_weight=weights[0].double(), k_weight=weights[1].double()),
+        Heads(*heads, exact_norms),
         Rotation(rotation.cos.double(), rotation.sin.double()),
     )
     cache = [random(5, length, kv_heads, size) for _ in range(2)]
     before = [pages.clone() for pages in cache]
     targets = torch.randperm(5, generator=generator, device=device)[:rows].int() - 1
     results = triton_layers.norm_and_rotate(
-        qkv, norms, rotation, KvTargets(cache[0], cache[1], targets) if pages == "some" else None
+        qkv, Heads(*heads, norms), rotation, KvTargets(cache[0], cache[1], targets) if pages == "some" else None
     )
     for result, exact in zip(results, expected, strict=True):
         assert_rounded_once(result, exact)

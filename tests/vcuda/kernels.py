@@ -187,17 +187,19 @@ def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
 
 
 def rotate_heads(
-    grid, qkv, q_weight, k_weight, cos, sin, keys, values, targets, *, EPS, HEADS, KV_HEADS, D, WIDTH, L, WRITE, **_
-):
+    grid, qkv, q_weight, k_weight, cos, sin, keys, values, targets, *,
+    EPS, HEADS, KV_HEADS, D, WIDTH, L, NORM, WRITE, **_,
+):  # fmt: skip
     """Norms and rotations of queries and keys in place. With WRITE keys and values of final blocks go to pages."""
     flat = qkv.view(-1, HEADS + 2 * KV_HEADS, D)
     qk = flat[:, : HEADS + KV_HEADS].float()
-    weight = torch.cat([q_weight.float().expand(HEADS, -1), k_weight.float().expand(KV_HEADS, -1)])
-    normed = qk * (qk.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
-    turned = normed[..., :WIDTH]
+    if NORM:
+        weight = torch.cat([q_weight.float().expand(HEADS, -1), k_weight.float().expand(KV_HEADS, -1)])
+        qk = qk * (qk.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+    turned = qk[..., :WIDTH]
     angles = (table.float().reshape(-1, 1, WIDTH) for table in (cos, sin))
     turned = torch.addcmul(turned * next(angles), turned.roll(WIDTH // 2, -1), next(angles))
-    flat[:, : HEADS + KV_HEADS] = torch.cat([turned, normed[..., WIDTH:]], -1).to(qkv.dtype)
+    flat[:, : HEADS + KV_HEADS] = torch.cat([turned, qk[..., WIDTH:]], -1).to(qkv.dtype)
     if WRITE:
         _, k, v = flat.split([HEADS, KV_HEADS, KV_HEADS], 1)
         write_kv((len(flat) // L,), k, v, keys, values, targets, L=L)

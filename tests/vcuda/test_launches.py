@@ -39,6 +39,7 @@ PUBLISHED = [
     ("sdar-8b", 16, "fp8", H100),
     ("sdar-30b-a3b", 16, "bfloat16", H100),
     ("llada2-mini", 32, "int8", H100),
+    ("stable-diffcoder-8b", 4, "bfloat16", H100),
 ]
 
 

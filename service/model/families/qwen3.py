@@ -47,10 +47,12 @@ _DTYPES = frozenset(
 class ModelFamily:
     """Reads config.json, and knows the published names of the network's weights. By default both are Qwen3's.
 
-    `own_keys`: the keys of config.json that it reads beside Qwen3's (`keys.py`).
+    `own_keys`: the keys of config.json that it reads beside Qwen3's (`keys.py`). `architecture`: what tells the family
+    where the published `model_type` is another model's; else None.
     """
 
     own_keys: frozenset[str] = frozenset()
+    architecture: str | None = None
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The config of a parsed config.json. `block_size` overrides the checkpoint's.
