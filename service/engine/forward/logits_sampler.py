@@ -201,17 +201,18 @@ def choose_tokens(
     tables.send()
     read = divide(logits.float())
     scaled = read if divide_drawn is None else divide_drawn(logits.float())
-    total = read.logsumexp(-1)
     if candidates is not None:
-        total, columns = torch.logaddexp(total, candidates.other_weight), draw(scaled, None, candidates.tokens)
-        tokens, confidences = candidates.tokens.gather(-1, columns[:, None])[:, 0], _logprob(read, columns, total).exp()
-        return tokens, confidences, torch.zeros_like(confidences)
-    drawn_total = scaled.logsumexp(-1) if is_cold else total
+        total = torch.logaddexp(read.logsumexp(-1), candidates.other_weight)
+        columns = draw(scaled, None, candidates.tokens)
+        return _of(candidates.tokens, columns), (_of(read, columns) - total).exp(), torch.zeros_like(total)
+    # before the draw, which may overwrite the logits; on a CPU one pass, where logsumexp has six operations
+    read_logprobs = read.log_softmax(-1)
+    drawn_logprobs = scaled.log_softmax(-1) if is_cold else None
     tokens = draw(scaled, mask_token_id, None)
     if rescored is not None:
         tokens = torch.where(rescored.tensor < 0, tokens, rescored.tensor)
-    logprobs = _logprob(read, tokens, total)
-    return tokens, logprobs.exp(), _logprob(scaled, tokens, drawn_total) if is_cold else logprobs
+    logprobs = _of(read_logprobs, tokens)
+    return tokens, logprobs.exp(), logprobs if drawn_logprobs is None else _of(drawn_logprobs, tokens)
 
 
 def _plan_draw(
@@ -244,8 +245,9 @@ def _plan_draw(
     return draw
 
 
-def _logprob(logits: Tensor, columns: Tensor, total: Tensor) -> Tensor:
-    return logits.gather(-1, columns[:, None])[:, 0] - total
+def _of(table: Tensor, columns: Tensor) -> Tensor:
+    """table `[M, C]`, a column of each row `[M]` -> its values `[M]`."""
+    return table.gather(-1, columns[:, None])[:, 0]
 
 
 def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
