@@ -85,8 +85,8 @@ class DraftVocabulary:
         def fill(logits: Tensor, totals: Tensor | None) -> None:
             selected = logits if rows is None else logits.index_select(0, rows.tensor)
             if totals is None:
-                own = selected.to(torch.float32, copy=True)
-                self._parts.append(self._likeliest(rule_logits(own, batch.select(missing))))
+                copy = selected.to(torch.float32, copy=True)
+                self._parts.append(self._likeliest(rule_logits(copy, batch.select(missing))))
             else:
                 self._parts.append(self._likeliest_by_kernel(selected, totals, sent.tensor))
 
@@ -137,10 +137,10 @@ class DraftVocabulary:
 
     def _likeliest(self, scaled: Tensor) -> Candidates:
         """scaled `[M, V]`, overwritten: in a large vocabulary a copy takes as long as the choice."""
-        masked = scaled[:, self._mask].clone()
+        mask_logits = scaled[:, self._mask].clone()
         scaled[:, self._mask] = -torch.inf
         tokens = scaled.topk(self._width, sorted=False).indices
-        scaled.scatter_(1, tokens, -torch.inf)[:, self._mask] = masked
+        scaled.scatter_(1, tokens, -torch.inf)[:, self._mask] = mask_logits
         highest = scaled.amax(-1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).min)  # a grammar may leave none
         return Candidates(tokens, scaled.sub_(highest).exp_().sum(-1).log_().add_(highest[:, 0]))
 
