@@ -85,7 +85,8 @@ class DraftVocabulary:
         def fill(logits: Tensor, totals: Tensor | None) -> None:
             selected = logits if rows is None else logits.index_select(0, rows.tensor)
             if totals is None:
-                self._parts.append(self._likeliest(rule_logits(selected.float(), batch.select(missing))))
+                copy = selected.to(torch.float32, copy=True)
+                self._parts.append(self._likeliest(rule_logits(copy, batch.select(missing))))
             else:
                 self._parts.append(self._likeliest_by_kernel(selected, totals, sent.tensor))
 
@@ -135,10 +136,13 @@ class DraftVocabulary:
         return self._parts[0]
 
     def _likeliest(self, scaled: Tensor) -> Candidates:
-        possible = scaled.clone()
-        possible[:, self._mask] = -torch.inf
-        tokens = possible.topk(self._width, sorted=False).indices
-        return Candidates(tokens, scaled.scatter(1, tokens, -torch.inf).logsumexp(-1))
+        """scaled `[M, V]`, overwritten: in a large vocabulary a copy takes as long as the choice."""
+        mask_logits = scaled[:, self._mask].clone()
+        scaled[:, self._mask] = -torch.inf
+        tokens = scaled.topk(self._width, sorted=False).indices
+        scaled.scatter_(1, tokens, -torch.inf)[:, self._mask] = mask_logits
+        highest = scaled.amax(-1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).min)  # a grammar may leave none
+        return Candidates(tokens, scaled.sub_(highest).exp_().sum(-1).log_().add_(highest[:, 0]))
 
     def _likeliest_by_kernel(self, logits: Tensor, totals: Tensor, table: Tensor) -> Candidates:
         """As `_likeliest`, by logits `[M, V]` that stay as they are. `totals`, `table`: see `keep_candidates`."""
