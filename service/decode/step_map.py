@@ -25,7 +25,7 @@ class TokenStep(NamedTuple):
 class StepMap:
     """Counts the steps of an answer, block after block. `num_steps`: the number of steps so far.
 
-    In `direct` each pick of MRP is a step. Its log-probability is MRP's. In `remask` the last step that revealed a
+    In `direct` each forward of MRP is a step, with MRP's log-probabilities. In `remask` the last step that revealed a
     token counts. A token that a grammar forces belongs to the step before it: 0 at the answer's beginning.
     """
 
