@@ -10,7 +10,7 @@ from torch import Tensor
 from service.model import Backbone, Mrp
 from training.attention import BlockAttention, DenseAttention
 from training.layout import Layout
-from training.losses import Weights, divergence, exact_logits, order_divergence
+from training.losses import Weights, divergence, exact_logits, log_likelihood, next_picks, order_divergence
 from training.rollout import EndIds, Step, Trajectory, masked_positions
 
 
@@ -49,19 +49,32 @@ def chain_loss(
     """
     block = chains[0][0].tokens.shape[1] // chains[0][0].position.shape[1]
     anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
+    reached = torch.zeros(where[0].unflatten(1, (-1, block)).shape[:2])
+    unbroken = torch.ones_like(reached, dtype=torch.bool)
     for depth, judged in enumerate(where, start=1):
         anchor = rows.refine(torch.cat([chain[depth].tokens for chain in chains], 1), anchor)
         if not judged.any():
             continue
         teacher = exact_logits(backbone, torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
         student = exact_logits(backbone, anchor[judged])
+        factor = weights.decay ** (depth - 1)
         picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].position, 1) for c in chains], 1)
-        weight = 1 + weights.next_pick * picked[judged]
+        weight, own = 1 + weights.next_pick * picked[judged], next_picks(student, judged, block)
+        weight = weight + weights.own_pick * own
         if importance is not None:
             weight = weight * importance[judged]
-        loss = loss + (divergence(teacher, student) * weight).sum() / weight.sum()
+        loss = loss + factor * (divergence(teacher, student) * weight).sum() / weight.sum()
         if weights.order:
-            loss = loss + weights.order * order_divergence(teacher, student, judged, block)
+            loss = loss + factor * weights.order * order_divergence(teacher, student, judged, block)
+        if weights.chain or weights.first_error:
+            chosen = picked[judged] > 0
+            likelihood = log_likelihood(student, teacher, judged, chosen, block)
+            right = (own & (student.argmax(-1) == teacher.argmax(-1)))[chosen]
+            open_ = judged.unflatten(1, (-1, block)).any(-1)
+            reached = reached.masked_scatter(open_, reached[open_] + likelihood)
+            loss = loss - weights.chain * reached[open_].exp().mean()
+            loss = loss - weights.first_error * (likelihood * (unbroken[open_] & ~right)).mean()
+            unbroken = unbroken.masked_scatter(open_, unbroken[open_] & right)
     return loss
 
 
