@@ -17,19 +17,14 @@ _CLIP = (-6.0, 12.0)
 class Weights:
     """The weights of the losses beside the plain divergence. 0 leaves a loss out.
 
-    `next_pick`: the position of the teacher's next pick has the weight 1 + `next_pick`, all others 1. `own_pick`: as
-    `next_pick`, for the module's own next pick. `order`,
-    `revision`, `chain`, `first_error`: the weights of these losses. `decay`: the k-th application of a chain weighs
-    `decay` ** (k - 1).
+    `next_pick`: the position of the teacher's next pick has the weight 1 + `next_pick`, all others 1. `order`,
+    `revision`, `chain`: the weights of these losses.
     """
 
     next_pick: float = 0.0
     order: float = 0.0
     revision: float = 0.0
     chain: float = 0.0
-    first_error: float = 0.0
-    decay: float = 1.0
-    own_pick: float = 0.0
 
 
 def exact_logits(backbone: Backbone, hidden: Tensor) -> Tensor:
@@ -69,25 +64,18 @@ def order_divergence(teacher: Tensor, student: Tensor, where: Tensor, block: int
     return each.mean() if len(each) else each.sum()
 
 
-def next_picks(logits: Tensor, where: Tensor, block: int) -> Tensor:
-    """Whether a position is the most confident one of its block, `[M]` for logits `[M, V]` at the True of `where`."""
-    sure = torch.full(where.shape, -torch.inf).masked_scatter(where, logits.detach().float().log_softmax(-1).amax(-1))
-    blocks = sure.unflatten(1, (-1, block))
-    best = torch.zeros_like(blocks, dtype=torch.bool).scatter(-1, blocks.argmax(-1, keepdim=True), value=True)
-    return best.flatten(1)[where]
+def pick_log_likelihood(teacher: Tensor, student: Tensor, where: Tensor, picked: Tensor, block: int) -> Tensor:
+    """The log-likelihood that the student picks what the teacher picks, of each block with a True place, `[blocks]`.
 
-
-def log_likelihood(student: Tensor, teacher: Tensor, where: Tensor, picked: Tensor, block: int) -> Tensor:
-    """The log-likelihood that the student's next pick is the teacher's, of each block with a True place, `[blocks]`.
-
-    student, teacher `[M, V]`: logits at the True places of `where` `[B, T]`. picked `[M]`: the position of each
-    block's next pick. A pick is a position by the order of the positions, and the likeliest token there.
+    teacher, student `[M, V]`: logits at the True places of `where` `[B, T]`. picked `[M]`: whether a place is the
+    teacher's next pick, once a block. A pick is a position by the order, as sharp as a draft's odds
+    (service/decode/drafts.py), and the teacher's likeliest token there.
     """
-    order = _order(best_log_odds(student) * (PICK_SHARPNESS / ORDER_SHARPNESS), where, block).flatten(1)[where][picked]
-    token = teacher[picked].argmax(-1, keepdim=True)
-    return order + student[picked].float().log_softmax(-1).gather(-1, token)[:, 0]
+    order = _order(best_log_odds(student), where, block, PICK_SHARPNESS).flatten(1)[where]
+    tokens = teacher[picked].argmax(-1, keepdim=True)
+    return order[picked] + student[picked].float().log_softmax(-1).gather(-1, tokens)[:, 0]
 
 
-def _order(odds: Tensor, where: Tensor, block: int) -> Tensor:
-    scores = torch.full(where.shape, -1e4).masked_scatter(where, odds * ORDER_SHARPNESS)
+def _order(odds: Tensor, where: Tensor, block: int, sharpness: float = ORDER_SHARPNESS) -> Tensor:
+    scores = torch.full(where.shape, -1e4).masked_scatter(where, odds * sharpness)
     return torch.log_softmax(scores.unflatten(1, (-1, block)), -1)
