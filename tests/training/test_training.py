@@ -116,16 +116,16 @@ def test_a_pick_is_as_likely_as_its_place_times_its_token():
     """Two places with odds of 4 and 2: the first is next with 4⁴ / (4⁴ + 2⁴), and its token has .8."""
     student = torch.tensor([[0.8, 0.1, 0.1], [1 / 6, 4 / 6, 1 / 6], [0.2, 0.3, 0.5]]).log()
     where = torch.tensor([[True, True, False, False, False, True]])
-    places, tokens = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
+    picked, tokens = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
     teacher = torch.nn.functional.one_hot(tokens, 3).float()
-    likelihood = pick_log_likelihood(teacher, student, where, places, 2).exp()
+    likelihood = pick_log_likelihood(teacher, student, where, picked, 2).exp()
     assert likelihood.tolist() == pytest.approx([256 / 272 * 0.8, 0.3])
     student.requires_grad_()
     optimiser = torch.optim.SGD([student], 1.0)
     teacher = torch.nn.functional.one_hot(torch.tensor([2, 1, 1]), 3).float()
     for _ in range(20):
         optimiser.zero_grad()
-        (-pick_log_likelihood(teacher, student, where, torch.tensor([False, True, True]), 2)).sum().backward()
+        (-pick_log_likelihood(teacher, student, where, torch.tensor([False, True, True]), 2).sum()).backward()
         optimiser.step()
     sure = student.softmax(-1).amax(-1)
     assert sure[1] > sure[0]
