@@ -20,6 +20,7 @@ NAMES: Mapping[str, str] = {
     "objective.next_pick": "--next-pick",
     "objective.order": "--order",
     "objective.revision": "--revision",
+    "objective.chain": "--chain",
     "objective.trajectories": "--trajectories",
     "objective.copies": "--copies",
     "objective.reveals": "--reveals",
