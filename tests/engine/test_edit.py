@@ -1,4 +1,4 @@
-"""`edit` in the engine: golden decodes by the published loop, and what of an answer is final while a block may change."""
+"""`edit` in the engine: golden decodes by the published loop, and the end of answers whose block may still change."""
 
 import json
 from dataclasses import replace
@@ -103,13 +103,12 @@ def test_log_probabilities_are_of_the_forward_that_wrote_the_token() -> None:
 def test_without_edits_it_is_dynamic_but_for_the_forward_that_confirms_a_block() -> None:
     engine = Engine(golden(LLADA2_NAME), EngineConfig(kv_cache_tokens=512))
     for tau in (0.05, 0.3):
-        dynamic, never, one = engine.generate(
-            request_of(str(mode), PROMPT, mode, 64)
-            for mode in (Dynamic(tau), Edit(tau, 1.0, 0), Edit(tau, 1.0))
+        dynamic, never, confirmed = engine.generate(
+            request_of(str(mode), PROMPT, mode, 64) for mode in (Dynamic(tau), Edit(tau, 1.0, 0), Edit(tau, 1.0))
         )
-        assert dynamic.token_ids == never.token_ids == one.token_ids
+        assert dynamic.token_ids == never.token_ids == confirmed.token_ids
         assert dynamic.stats.forwards.denoise == never.stats.forwards.denoise
-        assert one.stats.forwards.denoise == dynamic.stats.forwards.denoise + len(one.blocks)
+        assert confirmed.stats.forwards.denoise == dynamic.stats.forwards.denoise + len(confirmed.blocks)
 
 
 def test_answers_do_not_depend_on_the_batch_at_any_temperature() -> None:
