@@ -111,23 +111,25 @@ class Reference:
         sampling: SamplingParams,
         judge: Sequence[int] = (),
         sequence: Standing | None = None,
+        edit: Sequence[int] = (),
     ) -> Prediction:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick has the position's two likeliest tokens.
 
         Tokens are drawn at the request's temperature. Rules read the logits at 1, or at a higher temperature.
         `sequence`: the request and its tokens, on which penalties, bias and forbidden tokens depend; None: it has none.
+        `edit`: revealed positions that are read as masked ones are.
         """
         logits = self.checkpoint.backbone.logits(hidden).float()
         if sequence is not None:
-            for position in (*state.masked, *judge):
+            for position in (*state.masked, *judge, *edit):
                 logits[position] = plain_adjusted(logits[position], sequence, state, position)
         rule_logits, logits = logits / max(1.0, sampling.temperature), logits / (sampling.temperature or 1.0)
         probabilities = (rule_logits - rule_logits.logsumexp(-1, keepdim=True)).exp()  # rounded as by the engine
-        logprobs, masked = logits.log_softmax(-1), list(state.masked)
+        logprobs, masked = logits.log_softmax(-1), sorted((*state.masked, *edit))
         scores = torch.stack([self.allowed(row, sampling) for row in logits[masked]]) if masked else logits[:0]
         if sampling.temperature > 0:
-            row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
-            keys = noise_keys(SamplingBatch.from_rows([row], len(state.tokens)))  # one for each masked position
+            row = Row(state, start // len(state.tokens), (), False, sampling, rescore=tuple(edit), edits=True)
+            keys = noise_keys(SamplingBatch.from_rows([row], len(state.tokens)))  # one for each position
             scores = scores + gumbel(torch.tensor(keys), torch.arange(scores.shape[-1]))
         picks = [
             Pick(
@@ -200,7 +202,8 @@ class Reference:
             if isinstance(query, Evaluate):
                 forwards += 1
                 readings = tuple(
-                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence) for s in query.states
+                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit)
+                    for s in query.states
                 )
             else:
                 hidden = self.refine(clean, query.state, query.after.handle)

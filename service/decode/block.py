@@ -86,7 +86,7 @@ class Step(NamedTuple):
 
     kind: StepKind
     revealed: tuple[Pick, ...] = ()
-    remasked: tuple[int, ...] = ()
+    remasked: tuple[int, ...] = ()  # before `revealed`: a position of both has got another token
     drafted: tuple[Pick, ...] = ()  # the verified picks
     accepted: int = 0  # so many of the first verified picks are the first picks of `revealed`
     gains: tuple[tuple[float, int], ...] = ()  # (expected, actual) tokens gained by each state of a tree of drafts

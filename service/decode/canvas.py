@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from service.decode.block import Block, Pick, Step, StepKind, new_tuple
+from service.decode.block import MASKED, Block, Pick, Step, StepKind, new_tuple
 
 if TYPE_CHECKING:
     from service.decode.policy import Prediction
@@ -169,6 +169,11 @@ class Canvas:
             remasked = tuple(range(min(remasked), self.block.num_leading))
         self.block = self.block.remask(remasked)
         self.steps.append(Step(kind, remasked=remasked))
+
+    def edit(self, kind: StepKind, picks: Iterable[Pick]) -> None:
+        """Reveals picks, some of which replace tokens, and records the step. Replaced positions count as remasked."""
+        revealed, tokens = tuple(picks), self.block.tokens
+        self.record(Step(kind, revealed, tuple(p.position for p in revealed if tokens[p.position] != MASKED)))
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:
         before, self.block = self.block, after

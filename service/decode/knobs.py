@@ -52,6 +52,8 @@ class Knob:
         if self.in_block:
             numbers = f"{self.minimum:.0f} to {block_size} (the block size)"
             return f"allowed are {numbers} and {AUTO!r}" if self.auto else f"allowed are {numbers}"
+        if self.minimum is not None and self.maximum is not None:
+            return f"allowed is {self.minimum:g} <= {name} <= {self.maximum:g}"
         if self.above is not None:
             return f"allowed is {self.above:g} < {name} <= {self.maximum:g}"
         return f"allowed is {self.minimum:g} or more"

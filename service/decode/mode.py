@@ -71,7 +71,7 @@ class RuleMode(DecodingMode, frozen=True):
         """Every forward reveals the picks that the rule chooses."""
         rule, block = canvas.rule(self.rule), canvas.block
         while not block.complete:
-            (prediction,) = yield new_tuple(Evaluate, ((block,), 0, ()))
+            (prediction,) = yield new_tuple(Evaluate, ((block,), 0, (), ()))
             canvas.reveal("denoise", canvas.choose(rule, prediction, block))
             block = canvas.block
 

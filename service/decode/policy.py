@@ -2,7 +2,8 @@
 
 A policy yields `Evaluate` (the backbone reads states of the block) or `Refine` (MRP predicts the backbone's output for
 a newer state). It receives one `Prediction` per state. It reveals tokens on its canvas and returns when the block is
-complete. At every `Evaluate` the canvas must hold only final tokens, since the engine may stop a policy there.
+complete. At every `Evaluate` the canvas must hold only final tokens, except at positions of `Evaluate.edit`, since the
+engine may stop a policy there.
 Policies use no tensors; tests drive them with a scripted oracle.
 """
 
@@ -15,12 +16,12 @@ from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tupl
 
 
 class Prediction(NamedTuple):
-    """The model's output for one state of a block, column by column: a value for every masked position.
+    """The model's output for one state of a block, column by column: a value for every position that is read.
 
     The last three are empty where nothing needs them. Picks are made on demand: few states of a tree are accepted.
     """
 
-    positions: Sequence[int]  # the masked positions, ascending
+    positions: Sequence[int]  # the masked positions and those of `Evaluate.edit`, ascending
     tokens: Sequence[int]  # the chosen tokens
     confidences: Sequence[float]  # as of `Pick`
     rescored: tuple[Pick, ...] = ()  # the state's token at each position of `Refine.rescore`, with its probability
@@ -86,6 +87,7 @@ class Evaluate(NamedTuple):
     states: tuple[Block, ...]
     top_logprobs: int = 0  # the least number of top tokens that each pick must have (`Pick.logprobs`)
     gains: tuple[float, ...] = ()  # the expected gain, in tokens, of each state after the first
+    edit: tuple[int, ...] = ()  # revealed positions of the only state that are read, too; their tokens may still change
 
 
 class Refine(NamedTuple):

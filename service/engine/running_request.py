@@ -327,8 +327,8 @@ class RunningRequest:
             self._start_block()
             query = next(self._decoding, None)
         self._query = query
-        if isinstance(query, Evaluate):
-            block = self._canvas.block  # final where a policy evaluates
+        if isinstance(query, Evaluate) and not query.edit:
+            block = self._canvas.block  # final where a policy evaluates, unless it edits
             if self._settled(block):
                 self._end_block(None)
                 return
@@ -371,7 +371,10 @@ class RunningRequest:
     def _end_block(self, expired: FinishReason | None) -> None:
         if self._num_recorded < len(self._canvas.steps):
             self._record_steps(0)
-        tokens, reason = self._new_tokens(self._canvas.block)
+        block = self._canvas.block
+        if expired is not None and isinstance(self._query, Evaluate):
+            block = block.remask(self._query.edit)
+        tokens, reason = self._new_tokens(block)
         self._decoding.close()
         self._query = None
         self._num_blocks += 1
@@ -387,13 +390,13 @@ class RunningRequest:
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy = request.sampling, self._needs_entropy
         drafts, adjuster = self._draft_vocabulary, self._adjuster
-        rule = self._rule if len(query.states) == 1 and self._may_go_ahead else None
+        rule, edits = self._rule if len(query.states) == 1 and self._may_go_ahead else None, bool(query.edit)
         # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
             new_tuple(Row, (
-                state, index, pages, False, sampling, (), None, entropy, drafts,
+                state, index, pages, False, sampling, query.edit, None, entropy, drafts,
                 masks.get(state) if masks else None, logprobs,
-                adjuster.adjustments(state, masks.get(state)) if adjuster else (), None, rule,
+                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits,
             ))
             for state in query.states
         ]  # fmt: skip

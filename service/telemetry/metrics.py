@@ -85,7 +85,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("forwards_total", "Forwards in which a request had a row, over all requests", ("kind",)),
     Metric("eager_forwards_total", "Forwards on CUDA without a CUDA graph; 0 where all are captured"),
     Metric("tokens_revealed_total", "Positions revealed, by the source of the token", ("mode", "source")),
-    Metric("tokens_remasked_total", "Revealed positions masked again"),
+    Metric("tokens_remasked_total", "Revealed positions masked again or edited"),
     Metric("spec_decode_num_draft_tokens_total", "Drafts verified"),
     Metric("spec_decode_num_accepted_tokens_total", "Drafts accepted"),
     Metric("spec_decode_num_accepted_tokens_per_pos_total", "Drafts accepted, by position in the draft", ("position",)),

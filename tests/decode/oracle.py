@@ -71,7 +71,9 @@ def run(
             assert query.states[0] == result.canvas.block
             assert len(query.gains) in {0, len(query.states) - 1}
             states = query.states[:read] if query.gains else query.states
-            predictions = tuple(prediction(state, backbone, mode, top_logprobs=query.top_logprobs) for state in states)
+            assert not query.edit or len(states) == 1
+            further = {"top_logprobs": query.top_logprobs, "edit": query.edit}
+            predictions = tuple(prediction(state, backbone, mode, **further) for state in states)
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
@@ -80,16 +82,22 @@ def run(
 
 
 def prediction(
-    state: Block, script: Script, mode: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
+    state: Block,
+    script: Script,
+    mode: DecodingMode,
+    rescore: tuple[int, ...] = (),
+    top_logprobs: int = 0,
+    edit: tuple[int, ...] = (),
 ) -> Prediction:
-    assert state.masked or rescore, "asked about a block in which there is nothing to say"
+    assert MASKED not in {state.tokens[position] for position in edit}
+    positions = sorted((*state.masked, *edit))
+    assert positions or rescore, "asked about a block in which there is nothing to say"
     scripted = script(state)
     picks = tuple(
-        Pick(position, *scripted[position][:2], _logprobs(scripted[position], top_logprobs))
-        for position in state.masked
+        Pick(position, *scripted[position][:2], _logprobs(scripted[position], top_logprobs)) for position in positions
     )
     rescored = tuple(Pick(position, state.tokens[position], scripted[position][1]) for position in rescore)
-    entropies = [scripted[position][2] for position in state.masked] if mode.rule.needs_entropy else ()
+    entropies = [scripted[position][2] for position in positions] if mode.rule.needs_entropy else ()
     return prediction_of(picks, rescored, object(), entropies)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from service.decode.mode import DecodingMode
-from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import MODES, Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.registry import default_knobs, make_mode
 from service.errors import InvalidRequest
 
@@ -25,6 +25,9 @@ COUNTS, THRESHOLDS, BOUNDS = (0, -1, BLOCK + 1), (0.0, -0.1, 1.01, math.nan, mat
         (Dynamic, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
         (Direct, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
         (Remask, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
+        (Edit, "threshold", (1e-9, 0.5, 1.0), THRESHOLDS),
+        (Edit, "edit_threshold", (0.0, 0.5, 1.0), (-0.1, 1.01, math.nan, math.inf)),
+        (Edit, "max_post_edit_steps", (0, 16, 256), (-1, 257)),
         (Speculative, "margin", (1e-9, 0.5, 1.0), THRESHOLDS),
         (Sequential, "entropy_bound", (0.0, 0.1, 100.0), BOUNDS),
         (Entropy, "entropy_bound", (0.0, 0.1, 100.0), BOUNDS),

@@ -9,7 +9,7 @@ import jsonschema
 
 from service.constraints.constraint import Constraint
 from service.decode.mode import DecodingMode
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from tests.constraints.checkpoints import checkpoint, compiled, prompt, text_of
 from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
@@ -18,7 +18,10 @@ from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
 PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
     (Sequential(), (Speculative(verify="sequential"), Speculative(3), Speculative(0, 4), Speculative(2, 4), Static())),
     (Static(3), (Speculative(2, tokens_per_step=3), Speculative(1, 4, tokens_per_step=3))),
-    (Dynamic(0.4), (Speculative(threshold=0.4), Speculative(2, threshold=0.4), Speculative(0, 3, threshold=0.4))),
+    (
+        Dynamic(0.4),
+        (Speculative(threshold=0.4), Speculative(2, threshold=0.4), Speculative(0, 3, threshold=0.4), Edit(0.4)),
+    ),
     (Entropy(0.5), (Speculative(verify="entropy", entropy_bound=0.5), Sequential(1, 0.5))),
 )
 OTHERS: tuple[DecodingMode, ...] = (Direct(2), Direct(4), Direct(2, 0.3), Remask(0.5), Remask(0.9))

@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 
 from service.decode.mode import DecodingMode, RuleMode
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams, StepReport
@@ -28,7 +28,8 @@ from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import DIFFCODER, EXPERTS, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
-    Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Direct(2, 0.5), Speculative(1), Remask(0.5)
+    Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Direct(2, 0.5), Speculative(1), Remask(0.5),
+    Edit(0.3, 0.1),
 )  # fmt: skip
 
 #: changes of `tiny_config`: sizes of blocks, heads, kinds of MRP, experts, families
@@ -136,8 +137,9 @@ class CheckingRunner(RunnerWrapper):
             assert reading.picks == ()
             return
         start = row.index * len(row.state.tokens)
-        wanted = self.reference.read(hidden, row.state, start, row.sampling, row.rescore)
-        assert [pick.position for pick in reading.picks] == list(row.state.masked)
+        judge, edit = ((), row.rescore) if row.edits else (row.rescore, ())
+        wanted = self.reference.read(hidden, row.state, start, row.sampling, judge, edit=edit)
+        assert [pick.position for pick in reading.picks] == sorted((*row.state.masked, *edit))
         assert [pick[:2] for pick in reading.rescored] == [pick[:2] for pick in wanted.rescored]
         for got, expected in zip(reading.picks + reading.rescored, wanted.picks + wanted.rescored, strict=True):
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie
@@ -174,7 +176,13 @@ def random_mode(rng: random.Random, block_size: int) -> DecodingMode:
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
     direct = Direct(count, rng.choice([None, None, threshold]))
-    return rng.choice([plain, direct, Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
+    return rng.choice(
+        [plain, direct, Speculative(count), drafted(rng, plain, block_size), Remask(threshold), random_edit(rng)]
+    )
+
+
+def random_edit(rng: random.Random) -> Edit:
+    return Edit(rng.choice([0.05, 0.4, 1.0]), rng.choice([0.0, 0.1, 0.5, 1.0]), rng.choice([0, 1, 16]))
 
 
 def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from service.constraints.constraint import Constraint
 from service.decode.mode import DecodingMode
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.logit_adjuster import BadWords
 from service.engine.request import LogprobsRequest
@@ -35,7 +35,10 @@ PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
     (Sequential(2), (Speculative(2, verify="sequential", tokens_per_step=2),)),
     (Entropy(3.0), (Speculative(2, verify="entropy", entropy_bound=3.0),)),
 )
-ALL_MODES = (*(mode for plain, drafted in PAIRS for mode in (plain, *drafted)), Direct(2), Direct(2, 0.3), Remask(0.3))
+ALL_MODES = (
+    *(mode for plain, drafted in PAIRS for mode in (plain, *drafted)), Direct(2), Direct(2, 0.3), Remask(0.3),
+    Edit(0.3, 0.0),
+)  # fmt: skip
 
 
 @cache

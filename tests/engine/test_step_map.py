@@ -13,7 +13,7 @@ from service.constraints.constraint import Constraint
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode, RuleMode
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Evaluate
 from service.decode.step_map import TokenStep
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
@@ -28,6 +28,7 @@ from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, GOLDEN_NAMES, LLADA2_NAME, 
 RULES: tuple[RuleMode, ...] = (
     Static(), Static(3), Dynamic(0.02), Dynamic(0.3), Sequential(), Sequential(2, 6.0), Entropy(3.0), Entropy(12.0)
 )  # fmt: skip
+EDITS: tuple[DecodingMode, ...] = (Edit(0.02, 0.0, 1), Edit(0.3, 0.1, 1))
 MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Direct(3, 0.02), Remask(0.02), Remask(0.3))
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME)
 
@@ -51,20 +52,19 @@ class CountingReference(Reference):
             if isinstance(query, Evaluate):
                 forwards += 1
                 [state] = query.states
-                hidden, rescore = self.evaluate(clean, state), ()
+                hidden, rescore, edit = self.evaluate(clean, state), (), query.edit
             else:
-                state, rescore = query.state, query.rescore
+                state, rescore, edit = query.state, query.rescore, ()
                 hidden = self.refine(clean, state, query.after.handle)
             with torch.inference_mode():
                 logits = self.checkpoint.backbone.logits(hidden).double() / (sampling.temperature or 1.0)
             scores = logits.log_softmax(-1)
             try:
-                query, ended = policy.send((self.read(hidden, state, start, sampling, rescore),)), False
+                query, ended = policy.send((self.read(hidden, state, start, sampling, rescore, edit=edit),)), False
             except StopIteration:
                 ended = True
             changed = [position for position, token in enumerate(canvas.block.tokens) if token != before[position]]
-            new = [position for position in changed if before[position] == MASKED]
-            self._number += bool(new)
+            self._number += any(canvas.block.tokens[position] != MASKED for position in changed)
             for position in changed:
                 token = canvas.block.tokens[position]
                 filled.pop(position, None)
@@ -107,7 +107,7 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
     checkpoint = golden(name, torch.float64)
     reference, engine = CountingReference(checkpoint), Engine(checkpoint, EngineConfig(kv_cache_tokens=8192))
     stopped = several = 0
-    for mode in (*RULES, *(MRP_MODES if checkpoint.mrp else ())):
+    for mode in (*RULES, *EDITS, *(MRP_MODES if checkpoint.mrp else ())):
         for request, completion in zip(
             made := requests(name, mode, temperature, 3), engine.generate(made), strict=True
         ):

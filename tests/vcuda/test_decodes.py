@@ -15,6 +15,7 @@ from service.model import LoadOptions, load_checkpoint
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
+from tests.engine.test_edit import assert_golden_edits
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
@@ -35,6 +36,10 @@ def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
     else:  # torch has no grouped product of float32 on CUDA: the host waits for the experts' tokens
         assert {wait.split(":")[0] for wait in waits(device.counts)} == {"copy to the host at service/model/experts.py"}
         assert device.counts.replays == 0
+
+
+def test_golden_edits_beside_other_modes(device):
+    assert_golden_edits(Engine(on_device(LLADA2_NAME), ALL_ON))
 
 
 #: other limits of an engine, and the checkpoints that the fast tests decode within them

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import get_args
 
 from service.decode.knobs import Knob, knobs_in
+from service.decode.modes.edit import Edit
 from service.decode.modes.plain_modes import Direct, Dynamic, Entropy, Remask, Sequential, Static
 from service.decode.modes.speculative import VERIFIED, Speculative
 
 #: any mode
-Mode = Static | Dynamic | Sequential | Entropy | Direct | Speculative | Remask
+Mode = Static | Dynamic | Sequential | Entropy | Direct | Speculative | Remask | Edit
 
 _ALL: tuple[type[Mode], ...] = get_args(Mode)
 
@@ -27,6 +28,7 @@ __all__ = [
     "VERIFIED",
     "Direct",
     "Dynamic",
+    "Edit",
     "Entropy",
     "Mode",
     "Remask",

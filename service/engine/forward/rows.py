@@ -88,7 +88,7 @@ class Row(NamedTuple):
     pages: Sequence[int]  # the request's pages
     writes_kv: bool
     sampling: SamplingParams | None = None  # of its masked positions; None: its output is not sampled
-    rescore: tuple[int, ...] = ()  # revealed positions whose token's probability is also computed
+    rescore: tuple[int, ...] = ()  # revealed positions that are read, too: the probability of the token there
     anchor: Anchor | None = None  # the earlier row whose hidden states a row of MRP reads
     entropy: bool = False  # whether the entropies of the masked positions are computed
     drafts: bool = False  # whether MRP's picks of the block are drafts only, so that candidates suffice
@@ -100,6 +100,7 @@ class Row(NamedTuple):
     #: `state` only has as many masked positions.
     after: Anchor | None = None
     rule: Rule | None = None  # reveals picks on the device (`row_states.py`), for a row `after` this one
+    edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

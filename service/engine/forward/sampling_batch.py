@@ -134,12 +134,18 @@ class SamplingBatch:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], length: int) -> SamplingBatch:
-        """The masked positions of the rows that are sampled, in order, then the positions that are rescored."""
+        """The positions of the rows whose tokens are chosen, in order, then the positions that are rescored."""
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
         tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
-        row, position = np.nonzero(tokens == MASKED)
+        is_chosen, rescored = tokens == MASKED, list[tuple[int, int]]()
+        for i in [i for i, index in enumerate(sampled) if rows[index].rescore]:
+            further = rows[sampled[i]]
+            if further.edits:
+                is_chosen[i, list(further.rescore)] = True
+            else:
+                rescored += [(i, position) for position in further.rescore]
+        row, position = np.nonzero(is_chosen)
         token = np.full(len(row), -1)
-        rescored = [(i, position) for i, index in enumerate(sampled) for position in rows[index].rescore]
         if rescored:
             rescored_row, rescored_position = np.array(rescored).T
             row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
@@ -190,10 +196,12 @@ class SamplingBatch:
         first = self.metadata.first_adjustment
         if first is None:
             return np.full(len(self), -1)
-        indices = first[self.row]
-        for index in np.flatnonzero((indices >= 0) & ~self.chosen).tolist():
-            rescore = self.metadata.rows[self.row[index]].rescore
-            indices[index] += 1 + rescore.index(int(self.position[index]))
+        indices, rows = first[self.row], self.metadata.rows
+        edits = np.array([row.edits for row in rows])[self.row]
+        for index in np.flatnonzero((indices >= 0) & (~self.chosen | edits)).tolist():
+            rescore, position = rows[self.row[index]].rescore, int(self.position[index])
+            if position in rescore:
+                indices[index] += 1 + rescore.index(position)
         return indices
 
     def leftmost(self) -> NDArray[np.bool_]:

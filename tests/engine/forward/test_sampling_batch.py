@@ -6,7 +6,7 @@ import torch
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
-from service.engine.forward.rows import Anchor, AnchorRows, ForwardOutput, Row
+from service.engine.forward.rows import Anchor, AnchorRows, ForwardOutput, LogitAdjustment, Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.transfer import PackedTables
 
@@ -29,6 +29,15 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
     assert (reads.metadata.start[reads.row] + reads.position).tolist() == [1, 12, 14, 2, 0, 13]
     assert reads.leftmost().tolist() == [True, True, False, False, False, False]
     assert entries(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
+
+
+def test_positions_that_are_edited_are_read_as_masked_ones_are() -> None:
+    edited = row((7, M, 8, 9), rescore=(3, 2))._replace(edits=True)
+    reads = SamplingBatch.from_rows([row((M, 9, M, 1), rescore=(1,)), edited, row((1, 2, 3, M))], 4)
+    assert entries(reads) == [(0, 0, -1), (0, 2, -1), (1, 1, -1), (1, 2, -1), (1, 3, -1), (2, 3, -1), (0, 1, 9)]
+    change = LogitAdjustment(*[np.zeros(0, np.float32)] * 4, {})
+    adjusted = SamplingBatch.from_rows([row((M,) * 4), edited._replace(adjustments=(change,) * 3)], 4)
+    assert adjusted.adjustment_indices().tolist() == [-1, -1, -1, -1, 0, 2, 1]
 
 
 def test_noise_differs_by_seed_position_and_progress() -> None:
