@@ -30,6 +30,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "direct": {"mrp_steps": 2},
     "speculative": {"mrp_steps": 4},
     "remask": {"threshold": 0.5},
+    "edit": {"edit_threshold": 0.9},
 }
 
 

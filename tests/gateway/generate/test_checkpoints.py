@@ -62,7 +62,7 @@ class TestWithoutMrp:
         has_none = f"mode {mode!r} needs MRP and this checkpoint has none"
         assert (
             detail["message"]
-            == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps auto or 0"
+            == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps auto or 0, edit"
         )
 
     async def test_speculative_drafts_without_mrp(self, make_generator, bare):
@@ -78,7 +78,7 @@ class TestWithoutMrp:
             (model,) = (await http.get("/v1/models")).json()["data"]
             answer = await ask(http, body(mode=None))
             assert "needs MRP" in (await refused(http, body(mode=None, mrp_steps=2)))["message"]
-        served = ["static", "dynamic", "sequential", "entropy", "speculative"]
+        served = ["static", "dynamic", "sequential", "entropy", "speculative", "edit"]
         assert (model["mrp"], model["modes"], model["default_mode"]) == (None, served, "speculative")
         assert model["defaults"].keys() == set(served)
         assert model["defaults"]["speculative"] == {"mrp_steps": "auto"}
@@ -86,7 +86,7 @@ class TestWithoutMrp:
         assert answer["token_ids"] == CASES[0]["token_ids"]
 
     def test_a_default_mode_it_has_not(self, make_generator, bare):
-        served = "static, dynamic, sequential, entropy, speculative"
+        served = "static, dynamic, sequential, entropy, speculative, edit"
         wanted = f"default_mode is 'remask', this checkpoint has no MRP and serves {served}"
         with pytest.raises(SettingsError, match=wanted):
             make_generator("r0", bare, default_mode="remask")
@@ -179,6 +179,7 @@ class TestModels:
             "direct": {"mrp_steps": model["mrp"]["default_steps"]},
             "speculative": {"mrp_steps": "auto"},
             "remask": {"threshold": 0.9},
+            "edit": {"threshold": 0.7, "edit_threshold": 0.5, "max_post_edit_steps": 16},
         }
         names = ("id", "object", "owned_by", "block_size", "vocab_size", "max_model_len", "chat_template")
         assert [model[name] for name in names] == ["golden", "model", "mrp-serve", 8, 512, 2048, True]

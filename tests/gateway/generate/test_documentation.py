@@ -26,6 +26,7 @@ NAMES = {
     "direct": {"mrp_steps"},
     "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify", "margin"},
     "remask": {"threshold"},
+    "edit": {"threshold", "edit_threshold", "max_post_edit_steps"},
 }
 
 
