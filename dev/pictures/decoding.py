@@ -39,7 +39,7 @@ def pictured_modes() -> list[tuple[str, DecodingMode]]:
         ("direct, 2 MRP steps", modes.Direct(2)),
         ("speculative, 4 MRP steps", modes.Speculative(mrp_steps=4)),
         ("remask, threshold 0.5", modes.Remask(0.5)),
-        ("edit, threshold 0.5, edits above 0.9", modes.Edit(0.5, 0.9)),
+        ("edit, above 0.5 and 0.9", modes.Edit(0.5, 0.9)),
     ]
 
 
