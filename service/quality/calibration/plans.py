@@ -27,8 +27,7 @@ GRID: tuple[DecodingMode, ...] = (
     Speculative(1, max_drafts=4, verify="sequential", entropy_bound=0.1),
     *(Speculative(steps, 4, verify="sequential", entropy_bound=0.1, margin=0.5) for steps in (0, 1, 4)),
     *map(Remask, (0.3, 0.4, 0.5, 0.7, 0.9)),
-    Edit(0.5, 0.0),
-    Edit(0.7, 0.5),
+    Edit(),
 )
 
 
