@@ -126,7 +126,7 @@ async def test_quantized_weights_come_back(start: Start) -> None:
 
 async def test_paused_requests_of_all_modes_end_before_sleep(start: Start) -> None:
     """They run for that, and the engine is paused again afterwards."""
-    replica = start()
+    replica = start(max_num_seqs=len(ALL_MODES))
     generations = [request_of(str(mode), PROMPT, mode, tokens=48) for mode in ALL_MODES]
     engine = Engine(golden(GOLDEN_NAMES[0]), EngineConfig(kv_cache_tokens=4096))
     expected_tokens = [done.token_ids for done in engine.generate(generations)]

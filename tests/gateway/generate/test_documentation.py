@@ -23,7 +23,7 @@ NAMES = {
     "dynamic": {"threshold"},
     "sequential": {"tokens_per_step", "entropy_bound"},
     "entropy": {"entropy_bound"},
-    "direct": {"mrp_steps"},
+    "direct": {"mrp_steps", "threshold"},
     "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify", "margin"},
     "remask": {"threshold"},
     "edit": {"threshold", "edit_threshold", "max_post_edit_steps"},

@@ -126,9 +126,9 @@ async def test_several_wrong_fields_are_all_named(http):
 @pytest.mark.parametrize(
     ("mode", "knob", "users", "its_knobs"),
     [
-        ("static", {"threshold": 0.5}, "dynamic, speculative, remask, edit", "tokens_per_step"),
+        ("static", {"threshold": 0.5}, "dynamic, direct, speculative, remask, edit", "tokens_per_step"),
         ("remask", {"margin": 0.5}, "speculative", "threshold"),
-        ("direct", {"threshold": 0.5}, "dynamic, speculative, remask, edit", "mrp_steps"),
+        ("direct", {"margin": 0.5}, "speculative", "mrp_steps, threshold"),
     ],
 )
 async def test_a_knob_of_another_mode_is_refused(http, mode, knob, users, its_knobs):
