@@ -10,7 +10,7 @@ from torch import Tensor
 from service.model import Backbone, Mrp
 from training.attention import BlockAttention, DenseAttention
 from training.layout import Layout
-from training.losses import Weights, divergence, exact_logits, order_divergence, pick_log_likelihood
+from training.losses import Weights, divergence, exact_logits, order_divergence
 from training.rollout import EndIds, Step, Trajectory, masked_positions
 
 
@@ -46,33 +46,22 @@ def chain_loss(
 
     `chains[c]`: the step of the anchor and the steps after it. `where[k]` `[B, copies * N]`: the positions at which
     application k is compared with the backbone. `importance` `[B, copies * N]`: factors of the positions' weights.
-
-    The chain loss is 1 minus the likelihood that all picks of the chain up to an application are the backbone's. Its
-    sum over a chain is the expected number of rejected drafts ("Teaching Diffusion to Speculate Left-to-Right", arXiv
-    2606.11552, chain reward).
     """
     block = chains[0][0].tokens.shape[1] // chains[0][0].position.shape[1]
     anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
-    reached = torch.zeros(len(anchor), anchor.shape[1] // block)  # the log-likelihood that all picks so far are right
     for depth, judged in enumerate(where, start=1):
         anchor = rows.refine(torch.cat([chain[depth].tokens for chain in chains], 1), anchor)
         if not judged.any():
             continue
         teacher = exact_logits(backbone, torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
         student = exact_logits(backbone, anchor[judged])
-        picks = [torch.zeros_like(c[depth].tokens).scatter(1, c[depth].position, 1) for c in chains]
-        picked = torch.cat(picks, 1)[judged]
-        weight = 1 + weights.next_pick * picked
+        picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].position, 1) for c in chains], 1)
+        weight = 1 + weights.next_pick * picked[judged]
         if importance is not None:
             weight = weight * importance[judged]
         loss = loss + (divergence(teacher, student) * weight).sum() / weight.sum()
         if weights.order:
             loss = loss + weights.order * order_divergence(teacher, student, judged, block)
-        if weights.chain:
-            still = judged.unflatten(1, (-1, block)).any(-1)
-            likelihood = pick_log_likelihood(teacher, student, judged, picked > 0, block)
-            reached = reached.masked_scatter(still, reached[still] + likelihood)
-            loss = loss + weights.chain * (1 - reached[still].exp().mean())
     return loss
 
 

@@ -46,7 +46,6 @@ class RecipeOptions:
     next_pick: Annotated[float | None, typer.Option(min=0, help="Extra weight of the backbone's next pick.")] = None
     order: Annotated[float | None, typer.Option(min=0, help="Weight of the order loss, for `speculative`.")] = None
     revision: Annotated[float | None, typer.Option(min=0, help="Weight of the revision loss, for `remask`.")] = None
-    chain: Annotated[float | None, typer.Option(min=0, help="Weight of the chain loss, for `speculative`.")] = None
     reveals: Annotated[
         int | None, typer.Option(min=1, help="Noise: the most tokens of a block that are revealed at once.")
     ] = None

@@ -20,7 +20,6 @@ NAMES: Mapping[str, str] = {
     "objective.next_pick": "--next-pick",
     "objective.order": "--order",
     "objective.revision": "--revision",
-    "objective.chain": "--chain",
     "objective.trajectories": "--trajectories",
     "objective.copies": "--copies",
     "objective.reveals": "--reveals",

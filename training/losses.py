@@ -9,7 +9,6 @@ from torch import Tensor
 from service.model import Backbone
 
 ORDER_SHARPNESS = 1.5
-PICK_SHARPNESS = 4.0
 _CLIP = (-6.0, 12.0)
 
 
@@ -18,13 +17,12 @@ class Weights:
     """The weights of the losses beside the plain divergence. 0 leaves a loss out.
 
     `next_pick`: the position of the teacher's next pick has the weight 1 + `next_pick`, all others 1. `order`,
-    `revision`, `chain`: the weights of these losses.
+    `revision`: the weights of these losses.
     """
 
     next_pick: float = 0.0
     order: float = 0.0
     revision: float = 0.0
-    chain: float = 0.0
 
 
 def exact_logits(backbone: Backbone, hidden: Tensor) -> Tensor:
@@ -64,18 +62,6 @@ def order_divergence(teacher: Tensor, student: Tensor, where: Tensor, block: int
     return each.mean() if len(each) else each.sum()
 
 
-def pick_log_likelihood(teacher: Tensor, student: Tensor, where: Tensor, picked: Tensor, block: int) -> Tensor:
-    """The log-likelihood that the student picks what the teacher picks, of each block with a True place, `[blocks]`.
-
-    teacher, student `[M, V]`: logits at the True places of `where` `[B, T]`. picked `[M]`: whether a place is the
-    teacher's next pick, once a block. A pick is a position by the order, as sharp as a draft's odds
-    (service/decode/drafts.py), and the teacher's likeliest token there.
-    """
-    order = _order(best_log_odds(student), where, block, PICK_SHARPNESS).flatten(1)[where]
-    tokens = teacher[picked].argmax(-1, keepdim=True)
-    return order[picked] + student[picked].float().log_softmax(-1).gather(-1, tokens)[:, 0]
-
-
-def _order(odds: Tensor, where: Tensor, block: int, sharpness: float = ORDER_SHARPNESS) -> Tensor:
-    scores = torch.full(where.shape, -1e4).masked_scatter(where, odds * sharpness)
+def _order(odds: Tensor, where: Tensor, block: int) -> Tensor:
+    scores = torch.full(where.shape, -1e4).masked_scatter(where, odds * ORDER_SHARPNESS)
     return torch.log_softmax(scores.unflatten(1, (-1, block)), -1)

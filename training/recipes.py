@@ -46,7 +46,6 @@ class Recipe:
     next_pick: float = 4.0
     order: float = 0.25
     revision: float = 0.0
-    chain: float = 0.0
     reveals: int = 4
     copies: int = 4
     batch: int = 8
@@ -67,7 +66,7 @@ class Recipe:
     @property
     def objective(self) -> Objective:
         """The objective of the training."""
-        weights = Weights(self.next_pick, self.order, self.revision, self.chain)
+        weights = Weights(self.next_pick, self.order, self.revision)
         phases = phases_up_to(self.unroll, weights) if self.gradual else (Phase(0.0, self.unroll, weights),)
         return Objective(phases, self.trajectories, self.copies, reveals=self.reveals, inverse_rate=self.inverse_rate)
 

@@ -52,7 +52,7 @@ def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run_pr
     }
     assert {name: values[name] for name in expected} == expected
     [phase] = values["objective.phases"]
-    weights = {"next_pick": 0.0, "order": 0.0, "revision": 0.0, "chain": 0.0}
+    weights = {"next_pick": 0.0, "order": 0.0, "revision": 0.0}
     assert phase == {"start": 0.0, "applications": 1, "weights": weights}
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (3, True, 1)

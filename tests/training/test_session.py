@@ -33,7 +33,7 @@ def plan_of(data, out, **changes):
     """A small plan with every loss on, half noise and half trajectories."""
     plan = TrainingConfig(
         Source(str(GOLDEN), data, heldout=0.1),
-        Objective(phases_up_to(2, Weights(4.0, 0.25, 0.5, 0.3)), trajectories=0.5, copies=2),
+        Objective(phases_up_to(2, Weights(4.0, 0.25, 0.5)), trajectories=0.5, copies=2),
         Schedule(3e-3, warmup=2),
         Budget(steps=7, rows=3, batches=2),
         Keeping(out, save_every=4, judged=1),
@@ -193,7 +193,7 @@ def stop_at(report, step):
 
 
 def test_another_plan_in_the_same_folder_is_refused_by_the_names_of_its_options(whole, data):
-    objective = Objective(phases_up_to(3, Weights(4.0, 0.5, 0.5, 0.3)), trajectories=0.5, copies=2)
+    objective = Objective(phases_up_to(3, Weights(4.0, 0.5, 0.5)), trajectories=0.5, copies=2)
     plan = plan_of(data, whole[0], budget=Budget(steps=99, rows=3, batches=2, bf16=False), objective=objective)
     with pytest.raises(SettingsError) as refused:
         run(plan)

@@ -12,12 +12,12 @@ from training.demo.backbone import complementary_masks, new_backbone
 from training.demo.batches import Batches
 from training.demo.checkpoint import export, shape
 from training.layout import Layout
-from training.losses import Weights, divergence, exact_logits, order_divergence, pick_log_likelihood
+from training.losses import Weights, divergence, order_divergence
 from training.module import new_mrp
 from training.optim import Optimiser
 from training.publish import mrp_config
 from training.revision import revision_loss
-from training.rollout import masked_positions, roll_out
+from training.rollout import roll_out
 from training.simulate import speculative_yield
 
 NO_END = -1
@@ -110,50 +110,6 @@ def test_divergences_are_zero_for_equals_and_order_minds_the_order():
     assert order_divergence(logits, logits, where, 2).abs() < 1e-6
     assert order_divergence(logits, logits.flip(0), where, 2) > 1
     assert divergence(logits, logits.flip(0)).min() > 0.1
-
-
-def test_a_pick_is_as_likely_as_its_place_times_its_token():
-    """Two places with odds of 4 and 2: the first is next with 4⁴ / (4⁴ + 2⁴), and its token has .8."""
-    student = torch.tensor([[0.8, 0.1, 0.1], [1 / 6, 4 / 6, 1 / 6], [0.2, 0.3, 0.5]]).log()
-    where = torch.tensor([[True, True, False, False, False, True]])
-    picked, tokens = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
-    teacher = torch.nn.functional.one_hot(tokens, 3).float()
-    likelihood = pick_log_likelihood(teacher, student, where, picked, 2).exp()
-    assert likelihood.tolist() == pytest.approx([256 / 272 * 0.8, 0.3])
-    student.requires_grad_()
-    optimiser = torch.optim.SGD([student], 1.0)
-    teacher = torch.nn.functional.one_hot(torch.tensor([2, 1, 1]), 3).float()
-    for _ in range(20):
-        optimiser.zero_grad()
-        (-pick_log_likelihood(teacher, student, where, torch.tensor([False, True, True]), 2).sum()).backward()
-        optimiser.step()
-    sure = student.softmax(-1).amax(-1)
-    assert sure[1] > sure[0]
-    assert student.argmax(-1)[1:].tolist() == [1, 1]
-
-
-class Perfect:
-    """MRP that gives the backbone's own outputs."""
-
-    def __init__(self, chain):
-        self.outputs = iter([step.hidden for step in chain[1:]])
-
-    def refine(self, tokens, anchor):
-        return next(self.outputs)
-
-
-def test_the_chain_loss_is_the_expected_number_of_rejected_drafts(backbone, batch):
-    trajectory = roll_out(backbone, batch, NO_END)
-    [chain], where = chains_of(trajectory, [0], [1, 2], NO_END)
-    reached, rejected = torch.ones(len(batch.truth), batch.layout.blocks), 0.0
-    for step in chain[1:]:
-        sure = exact_logits(backbone, step.hidden).softmax(-1).amax(-1)
-        weights = ((sure / (1 - sure)) ** 4 * masked_positions(step.tokens, batch, NO_END)).unflatten(1, (-1, 16))
-        reached *= weights.amax(-1) / weights.sum(-1) * sure.gather(1, step.position)
-        rejected += float(1 - reached[step.open].mean())
-    loss = chain_loss(Perfect(chain), backbone, [chain], where, Weights(chain=1.0))
-    assert loss.item() == pytest.approx(rejected, rel=1e-4)
-    assert chain_loss(Perfect(chain), backbone, [chain], where, Weights()).item() == pytest.approx(0, abs=1e-5)
 
 
 def test_mrp_learns_and_its_backbone_does_not(backbone, mrp, batch, tokenizer):

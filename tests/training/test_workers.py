@@ -24,10 +24,7 @@ pytestmark = pytest.mark.timeout(900)  # Ray's start takes two minutes of a busy
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
 STEPS = 24
-LOSSES = (
-    "--trajectories", "0.5", "--next-pick", "4", "--order", "0.25", "--revision", "0.5", "--chain", "0.3",
-    "--copies", "2",
-)  # fmt: skip
+LOSSES = ("--trajectories", "0.5", "--next-pick", "4", "--order", "0.25", "--revision", "0.5", "--copies", "2")
 
 
 def program(data, out, *more):

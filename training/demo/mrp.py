@@ -15,7 +15,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,7 @@ _LOG_EVERY, _SAVE_SECONDS, _JUDGED, _DRAFTS = 50, 240, 24, 4
 class MrpRun:
     """A training of MRP. `folder`: of the backbone, in half precision.
 
-    `windows`: the windows of an update of the published recipe. None for the demo's own recipe. `chain`: the weight of
-    the chain loss in the phases with several applications.
+    `windows`: the windows of an update of the published recipe. None for the demo's own recipe.
     """
 
     folder: Path
@@ -69,7 +68,6 @@ class MrpRun:
     steps: int = STEPS
     seed: int = 1
     windows: int | None = None
-    chain: float = 0.0
 
     def run(self) -> None:
         """Makes all updates that are not made yet, and writes the checkpoint."""
@@ -79,8 +77,7 @@ class MrpRun:
         mrp, end = new_mrp(parse_config(raw), backbone), control(tokenizer, END)
         objective, optimiser = self._recipe(mrp)
         plan = {"layers": self.layers, "steps": self.steps, "seed": self.seed}
-        extra = {"windows": self.windows, "chain": self.chain}
-        folder = RunFolder(self.out, plan | {name: value for name, value in extra.items() if value})
+        folder = RunFolder(self.out, {**plan, "windows": self.windows} if self.windows else plan)
         if state := folder.load("cpu"):
             mrp.load_state_dict(state["mrp"])
             optimiser.load(state["optimiser"])
@@ -96,8 +93,7 @@ class MrpRun:
 
     def _recipe(self, mrp: Mrp) -> tuple[Objective, Optimiser]:
         if self.windows is None:
-            several = (replace(phase, weights=replace(phase.weights, chain=self.chain)) for phase in PHASES[1:])
-            return Objective((PHASES[0], *several), passes=PASSES), Optimiser(mrp.named_parameters(), RATE)
+            return Objective(PHASES, passes=PASSES), Optimiser(mrp.named_parameters(), RATE)
         published = RECIPES["published"]
         schedule = published.schedule(self.steps)
         return published.objective, Optimiser(mrp.named_parameters(), schedule, matrices=published.matrices)
@@ -165,11 +161,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--published", type=int, metavar="N", help="the published recipe, N windows an update")
-    parser.add_argument("--chain", type=float, default=0.0, help="weight of the chain loss, for several applications")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(args.threads)
-    MrpRun(args.backbone, args.out, args.layers, args.steps, args.seed, args.published, args.chain).run()
+    MrpRun(args.backbone, args.out, args.layers, args.steps, args.seed, args.published).run()
 
 
 if __name__ == "__main__":
