@@ -65,7 +65,11 @@ class RunningStep:
         for forward in self._forwards:
             self._read(forward, counts)
         while plan := [(running, rows) for running in self._with_mrp if (rows := running.next_refinement())]:
-            self._read(self._begin("mrp", plan), counts)
+            refinements = [self._begin("mrp", plan)]
+            while plan := [(running, rows) for running in self._with_mrp if (rows := running.chained_refinement())]:
+                refinements.append(self._begin("mrp", plan))
+            for forward in refinements:
+                self._read(forward, counts)
         self._planner.end(self._mrp_rows)
 
     def _begin(self, network: Network, plan: StepRows) -> _Forward:

@@ -131,10 +131,13 @@ class ModelRunner:
 
     def _warm_up_states(self) -> None:
         """Starts the kernels of a row that is after another one."""
-        row = next(self._warm_up.samplings())[0]._replace(rule=TopConfidence())
-        [anchor] = self.begin("backbone", [row]).anchors
+        row, has_mrp = next(self._warm_up.samplings())[0]._replace(rule=TopConfidence()), "mrp" in self._networks
         state = Block((0, *row.state.tokens[1:]))
-        self.begin("backbone", [row._replace(state=state, after=anchor)])()
+        for drafts in range(1 + has_mrp):
+            row = row._replace(drafts=bool(drafts))
+            [anchor] = self.begin("backbone", [row]).anchors
+            network: Network = "mrp" if drafts else "backbone"
+            self.begin(network, [row._replace(state=state, after=anchor, anchor=anchor if drafts else None)])()
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:

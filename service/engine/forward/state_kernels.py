@@ -52,11 +52,13 @@ def _mixed(words, part):
 def locate_positions(
     states,  # [R, L] int32
     table,  # [M, 5] int32: row, number among its masked positions or -1, two words of the seed, the block's start
-    flat,  # [M] int32: row * L + position; those with a number are computed
-    param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed
+    positions,  # [M] int32: row * L + position; those with a number are computed. With DRAFTS [R, L]: the slots, read
+    param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed.
+    #               With DRAFTS as of `candidate_kernels.choose_candidate`: slot and position are computed, too
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
     """Grid: positions."""
     index = tl.program_id(0)
@@ -67,7 +69,12 @@ def locate_positions(
         masked = (tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN).to(tl.int32)
         chosen = (masked > 0) & (tl.cumsum(masked, 0) == number + 1)
         position = tl.sum(tl.where(chosen, lane, 0), 0)
-        tl.store(flat + index, row * L + position)
+        if DRAFTS:
+            # a row may have fewer masked positions than numbers: the results of the others are not read
+            tl.store(param_table + index * 6 + 4, tl.maximum(tl.load(positions + row * L + position), 0))
+            tl.store(param_table + index * 6 + 5, row * L + position)
+        else:
+            tl.store(positions + index, row * L + position)
         single = tl.arange(0, 1)
         low = tl.load(table + index * 5 + 2 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
         high = tl.load(table + index * 5 + 3 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
