@@ -140,11 +140,15 @@ def place_states(grid, tokens, states, earlier, sources, final, targets, mask_to
     final[incomplete], targets[incomplete] = 0, -1
 
 
-def locate_positions(grid, states, table, flat, param_table, mask_token, *, L, **_):
+def locate_positions(grid, states, table, positions, param_table, mask_token, *, L, DRAFTS, **_):
     for index, (row, number, low, high, start) in enumerate(table.tolist()):
         masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
         if 0 <= number < len(masked):
-            flat[index] = row * L + masked[number]
+            at = row * L + masked[number]
+            if DRAFTS:
+                param_table[index, 4], param_table[index, 5] = positions[row, masked[number]], at
+            else:
+                positions[index] = at
             seed = (high << 32) | (low & 0xFFFFFFFF)
             word = 0
             for part in (seed, start + masked[number], L - len(masked)):
