@@ -179,10 +179,16 @@ class RunningRequest:
             return [*self.blocks.for_mrp, self._refined(self._query)]
         return list(self.blocks.for_mrp)
 
+    @property
+    def num_chained(self) -> int:
+        """The forwards of MRP that may follow the next one before it is read."""
+        query = self._query
+        return self.drafts.num_chained(query.ahead) if self._chains and isinstance(query, Refine) else 0
+
     def chained_refinement(self) -> list[Row]:
         """The row of the next forward of MRP for drafts: the state after the last one's picks, which are not read."""
-        query, chained = self._query, self._chained
-        if chained is None or not isinstance(query, Refine) or self._num_unread > self.drafts.num_chained(query.ahead):
+        chained = self._chained
+        if chained is None or not 0 < self._num_unread <= self.num_chained:
             return []
         row, anchor = chained
         masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
@@ -216,7 +222,7 @@ class RunningRequest:
         self._ahead = self._chained = None
         if not row.writes_kv:
             self._num_unread += 1
-            self._chained = None if anchor is None or row.rule is None else (row, anchor)
+            self._chained = (row, anchor) if self._chains and anchor is not None else None
 
     def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
         """The row after one that has begun. `masked`: the masked positions of its state."""
@@ -469,7 +475,7 @@ class RunningRequest:
             mask=mask,
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
-            rule=self._rule if self._chains and self.drafts.num_chained(query.ahead) else None,
+            rule=self._rule if self._chains else None,
         )
 
 

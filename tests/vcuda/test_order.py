@@ -141,7 +141,7 @@ def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates,
     assert answers(events_of(engine, requests)) == expected
     tokens, later_replays = decoded(engine, device, requests)
     assert tokens == expected
-    assert set(later_replays) == {0, 1, 2}
+    assert set(later_replays) == ({0} if candidates else {0, 1, 2})  # a chain's replays come before its only copy
     assert waits(device.counts) == []
 
 

@@ -159,7 +159,7 @@ def measure(
     search, draft = _searching(runner, row, clock)
     page, mrp = _reading(runner, clock), None
     if has_mrp:
-        anchored = row._replace(anchor=prediction.handle)
+        anchored = row._replace(anchor=prediction.handle, rule=TopConfidence() if ahead else None)
         together = _AHEAD if ahead else 1
         mrp = _fastest(lambda rows: _together(runner, apart(anchored, rows), together), counts, clock)
         points = tuple((rows, seconds / together) for rows, seconds in mrp.points)
@@ -180,8 +180,9 @@ def _together(runner: ModelRunner, rows: list[Row], count: int) -> Callable[[], 
 
     def run() -> None:
         begin, backoff = partial(runner.begin, "mrp"), OomBackoff()
-        for pending in [backoff.begin(begin, rows) for _ in range(count)]:
-            pending()
+        forwards: Sequence[Callable[[], object]] | None = runner.begin_chain(rows, count)
+        for forward in forwards or [backoff.begin(begin, rows) for _ in range(count)]:
+            forward()
 
     return run
 

@@ -75,7 +75,7 @@ class DraftVocabulary:
         """The forward's output with the candidates. `hidden`: `[R, L, H]`."""
         if not self._parts:
             return ForwardOutput(hidden)
-        return ForwardOutput(hidden, self._joined(), self.slots, self.missing | self.present)
+        return ForwardOutput(hidden, self.joined, self.slots, self.missing | self.present)
 
     def plan_fill(self, batch: SamplingBatch, tables: PackedTables) -> Fill | None:
         """Plans new candidates, the top tokens of the logits, for the positions that miss them. None if none does."""
@@ -108,7 +108,7 @@ class DraftVocabulary:
         slots, unknown = self.slots[batch.row, batch.position], batch.unknown
         if slots.min(initial=0, where=~unknown) < 0:
             raise AssertionError("a position is to be drafted whose candidates were not computed")
-        earlier, locate = self._joined(), None
+        earlier, locate = self.joined, None
         in_operations = not kernels or batch.metadata.masks or bool(batch.metadata.filtered[batch.row].any())
         if kernels:
             params = tables.add(_params(batch, slots))
@@ -123,7 +123,7 @@ class DraftVocabulary:
                 if locate is not None and states is not None:
                     locate(states)
                 keys, slots = noise_keys_of(params.tensor, noisy.tensor), params.tensor[:, 4].long()
-                tokens, logits = earlier.tokens[slots], _candidate_logits(flat, head, earlier, params.tensor)
+                tokens, logits = earlier.tokens[slots], candidate_logits(flat, head, earlier, params.tensor)
             else:
                 slots = indices.tensor
                 tokens = earlier.tokens[slots]
@@ -136,7 +136,7 @@ class DraftVocabulary:
 
             if locate is not None and states is not None:
                 locate(states)
-            logits = _candidate_logits(flat, head, earlier, params.tensor)
+            logits = candidate_logits(flat, head, earlier, params.tensor)
             (count, width), out = logits.shape, logits.new_empty(len(batch), 4)
             candidate_kernels.choose_candidate[count,](
                 logits, earlier.tokens, earlier.other_weight, params.tensor, out,
@@ -146,7 +146,9 @@ class DraftVocabulary:
 
         return by_operations if in_operations else by_kernels
 
-    def _joined(self) -> Candidates:
+    @property
+    def joined(self) -> Candidates:
+        """The candidates of all positions."""
         if len(self._parts) > 1:
             tokens, weights = ([getattr(part, name) for part in self._parts] for name in ("tokens", "other_weight"))
             self._parts = [Candidates(torch.cat(tokens), torch.cat(weights))]
@@ -193,7 +195,8 @@ def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
     return params
 
 
-def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
+def candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
+    """The candidates' logits, `[M, C]`. flat `[R * L, H]`, head `[V, H]`; `params`: as of `choose_candidate`."""
     from service.engine.forward import candidate_kernels
 
     count, width = len(params), candidates.tokens.shape[1]

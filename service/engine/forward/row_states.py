@@ -126,7 +126,7 @@ def plan_reveal(
     table = np.empty((len(rows), 6), np.int32)
     table[:, 0] = counts.cumsum() - counts
     rules = {row.rule for row in rows}
-    table[:, 1:] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
+    table[:, 1:] = rule_words(rules.pop()) if len(rules) == 1 else np.stack([rule_words(row.rule) for row in rows])
     sent_order, sent = tables.add(order), tables.add(table)
 
     def reveal(states: Tensor, values: Tensor) -> None:
@@ -148,8 +148,8 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
 
 
 @lru_cache
-def _picks(rule: Rule | None) -> NDArray[np.int32]:
-    """The picks of a rule, as `reveal_picks` reads them, `[5]`. None reveals nothing."""
+def rule_words(rule: Rule | None) -> NDArray[np.int32]:
+    """The words of a rule, as `state_kernels.picks` reads them, `[5]`. None reveals nothing."""
     by, count, threshold, bound = CONFIDENCE, 1, np.float32(np.inf), np.inf
     match rule:
         case None:
