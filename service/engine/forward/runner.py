@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
@@ -194,7 +194,7 @@ class ModelRunner:
         if results is None:
             return None
         values, hidden = results
-        copied = to_host_async([values])
+        copied = cache(to_host_async([values]))
         outputs = [drafts.output(of_forward) for of_forward in hidden]
         return [
             Pending(
