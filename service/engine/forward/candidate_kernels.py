@@ -170,11 +170,11 @@ def reveal_drafts(
     if count > 0:
         at = (row * L + position).to(tl.int64)[:, None]
         lane = tl.arange(0, C_PAD)[None, :]
-        there = masked[:, None] & (lane < C)
+        there = lane < C
         first, second = noise_key(tl.load(param + 3), tl.load(param + 4), tl.load(param + 5) + position, L - count)
         token, confidence, entropy = _choose(
-            tl.load(logits + at * C + lane, mask=there, other=0.0),
-            tl.load(candidates + at * C + lane, mask=there, other=0),
+            tl.load(logits + at * C + lane, mask=masked[:, None] & there, other=0.0),
+            tl.load(candidates + at * C + lane, mask=masked[:, None] & there, other=0),
             there,
             tl.load(param + 1).to(tl.float32, bitcast=True),
             tl.load(other_weights + at, mask=masked[:, None], other=0.0),
