@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from service.engine.forward.sampling_kernels import LOWEST, gumbel, hashed
-from service.engine.forward.state_kernels import noise_key, picks
+from service.engine.forward.state_kernels import noise_key, rule_picks
 
 #: the largest total probability of a position's candidates, so that the weight of all others is finite
 MAX_SHARE = tl.constexpr(1.0 - 2.0**-24)
@@ -150,7 +150,7 @@ def reveal_drafts(
     other_weights,  # [R * L] float32
     states,  # [R, L] int32: the tokens of blocks, the mask token at masked positions; the picks are revealed here
     table,  # [R, 12] int32: the number of forwards before, temperature's bits, whether noise is added, two words of the
-    #         seed, the block's start, then the rule as of `state_kernels.picks`
+    #         seed, the block's start, then the rule as of `state_kernels.rule_picks`
     values,  # [K, R, L, 4] float32: as `out` of `choose_candidate`, of a row's masked positions, one after another
     MASK_TOKEN,
     C: tl.constexpr,
@@ -186,5 +186,5 @@ def reveal_drafts(
         )
         to = (number.to(tl.int64) * tl.num_programs(0) + row) * L + tl.cumsum(masked.to(tl.int32), 0) - 1
         _store(values + to * 4, token, confidence, entropy, masked)
-        picked = picks(masked, position, confidence, entropy, param + 6, L)
+        picked = rule_picks(masked, position, confidence, entropy, param + 6, L)
         tl.store(states + row * L + position, token, mask=picked)

@@ -149,7 +149,7 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
 
 @lru_cache
 def rule_words(rule: Rule | None) -> NDArray[np.int32]:
-    """The words of a rule, as `state_kernels.picks` reads them, `[5]`. None reveals nothing."""
+    """The words of a rule, as `state_kernels.rule_picks` reads them, `[5]`. None reveals nothing."""
     by, count, threshold, bound = CONFIDENCE, 1, np.float32(np.inf), np.inf
     match rule:
         case None:

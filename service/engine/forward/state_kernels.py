@@ -99,7 +99,7 @@ def locate_positions(
 
 
 @triton.jit
-def picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
+def rule_picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
     """The picks of a rule (`decode/rules.py`) among masked positions, the first ones in an order, `[PAD]`.
 
     `rule`, five words: the order (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
@@ -139,7 +139,7 @@ def reveal_picks(
     states,  # [R, L] int32: the picks are revealed here
     values,  # [M, 4] float32: as of `sampling_kernels.sample`
     order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `picks`
+    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `rule_picks`
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
@@ -155,5 +155,5 @@ def reveal_picks(
         token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
         confidence = tl.load(value + 1, mask=masked, other=-1.0)
         entropy = tl.load(value + 2, mask=masked, other=0.0)
-        picked = picks(masked, lane, confidence, entropy, table + row * 6 + 1, L)
+        picked = rule_picks(masked, lane, confidence, entropy, table + row * 6 + 1, L)
         tl.store(states + row * L + lane, token, mask=picked)
