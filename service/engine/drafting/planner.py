@@ -228,8 +228,8 @@ class RequestDrafts:
     """The drafts of one request. This class is for requests whose drafts the engine does not choose.
 
     `mrp_steps`: the MRP forwards, as requested or chosen; None for modes without. `pages`: the pages before the current
-    block. `refinements`: the MRP forwards of the present search. `followed`: those of them that were of the state after
-    the rule's picks of the one before.
+    block. `refinements`: the MRP forwards of the present search. `followed`: the number of them whose state was the one
+    after the rule's picks in the forward before.
     """
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:

@@ -61,8 +61,8 @@ class ChainBuffers:
     """The tensors that a graph of a chain reads and writes: R rows of L tokens, K forwards, C candidates.
 
     `params`: see `ChainTables`. `positions` int32 `[R * L, 6]`: each position's slot and its index, which are the same.
-    `candidates`: of each position, `[R * L, C]`. `values` `[K, R, L, 4]`: as of `reveal_drafts`. `hidden`: the next
-    anchors of each forward, `[K, R, L, H]`.
+    `candidates` `[R * L, C]`: each position's candidates. `values` `[K, R, L, 4]`: as of `reveal_drafts`. `hidden` `[K,
+    R, L, H]`: the next anchors of each forward.
     """
 
     params: Tensor
@@ -118,7 +118,7 @@ def can_chain(rows: Sequence[Row], drafts: DraftVocabulary | None) -> bool:
 def chain_predictions(rows: Sequence[Row], output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
     """The predictions of one forward of a chain. values `[R, L, 4]`, see `reveal_drafts`.
 
-    Where the device alone knows the state, positions are those of the first forward: `Prediction.of_positions`.
+    Later forwards name the first one's positions, too: only the device knows their states (`Prediction.of_positions`).
     """
     tokens, numbers = values.view(np.int32)[..., 0].tolist(), values[..., 1:3].transpose(2, 0, 1).tolist()
     predictions = list[Prediction]()

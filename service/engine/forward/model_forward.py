@@ -157,7 +157,7 @@ class ModelForward:
         return hidden
 
     def _chained_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
-        """-> the next anchors `[R, L, H]`. The inputs become those of the next forward of the chain.
+        """-> the next anchors `[R, L, H]`. The next forward of the chain finds its inputs in place.
 
         Rows of finished blocks keep their anchors, so that each forward writes the same to their pages.
         """

@@ -53,19 +53,19 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
     anchors = torch.zeros(len(rows), length, HIDDEN, device=device)
     chain = ChainBuffers.like(sent.params.tensor, host.candidates, anchors)
     chain.load(sent)
-    known = rows
+    rows_then = rows
     for number in range(FORWARDS):
         hidden = torch.randn(len(rows), length, HIDDEN, device=device)
         chain.reveal(hidden, states.tensor, head, MASK)
         assert torch.equal(chain.hidden[number], hidden)
         got = chain_predictions(rows, ForwardOutput(hidden), chain.values[number].cpu().numpy())
-        batch = SamplingBatch.from_rows(known, length)
+        batch = SamplingBatch.from_rows(rows_then, length)
         at = torch.from_numpy(slots[0, batch.position]).to(device)
         logits = torch.einsum("mh,mch->mc", hidden.flatten(0, 1)[batch.flat], head[candidates.tokens[at]])
         chosen = Candidates(candidates.tokens[at], candidates.other_weight[at])
         wanted = sample(logits, batch, MASK, chosen).cpu()
         following = list[Row]()
-        for index, row in enumerate(known):
+        for index, row in enumerate(rows_then):
             prediction, of_row = got[index].of_positions(row.state.masked), wanted[batch.row == index]
             assert list(prediction.tokens) == of_row[:, 0].contiguous().view(torch.int32).tolist()
             torch.testing.assert_close(torch.tensor(prediction.confidences), of_row[:, 1])
@@ -73,6 +73,6 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
                 torch.testing.assert_close(torch.tensor(prediction.entropies), of_row[:, 2], atol=1e-5, rtol=1e-4)
             picks = row.rule(prediction) if row.rule is not None and row.state.masked else ()
             following.append(row._replace(state=row.state.reveal(picks)))
-        known = following
-        assert states.tensor.tolist() == tokens_and_positions(known, MASK)[0].tolist()
+        rows_then = following
+        assert states.tensor.tolist() == tokens_and_positions(rows_then, MASK)[0].tolist()
     assert sent.params.tensor[:, 0].tolist() == [FORWARDS] * len(rows)
