@@ -31,12 +31,12 @@ def sum_norm(
     inside = column < H
     at = tl.program_id(0).to(tl.int64) * H + column
     dtype = x.dtype.element_ty
+    factor = tl.load(weight + column, inside, 0.0).to(tl.float32)  # early: it is there when the norm is known
     total = (tl.load(x + at, inside, 0.0).to(tl.float32) + tl.load(change + at, inside, 0.0).to(tl.float32)).to(dtype)
     tl.store(x + at, total, inside)
     wide = total.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / H + EPS)
-    normed = wide * scale * tl.load(weight + column, inside, 0.0).to(tl.float32)
-    tl.store(out + at, normed.to(dtype), inside)
+    tl.store(out + at, (wide * scale * factor).to(dtype), inside)
 
 
 @triton.jit
@@ -87,24 +87,27 @@ def rotate_heads(
     high = tl.load(start + low_at + HALF, halves, 0.0).to(tl.float32)
     last = tl.load(start + rest_at, rests, 0.0).to(tl.float32)
 
-    low_normed = low
-    high_normed = high
-    last_normed = last
-    if NORM:
-        squares = tl.sum(low * low + high * high, 1)
-        if REST:
-            squares += tl.sum(last * last, 1)
-        scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
-        query = (head < HEADS)[:, None]
-        low_normed = low * scale * _weights(q_weight, k_weight, half, in_half, query)
-        high_normed = high * scale * _weights(q_weight, k_weight, half + HALF, in_half, query)
-        if REST:
-            last_normed = last * scale * _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
     angle = token.to(tl.int64) * WIDTH + half
     low_cos = tl.load(cos + angle, in_half, 0.0).to(tl.float32)[None, :]
     high_cos = tl.load(cos + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
     low_sin = tl.load(sin + angle, in_half, 0.0).to(tl.float32)[None, :]
     high_sin = tl.load(sin + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
+
+    low_normed = low
+    high_normed = high
+    last_normed = last
+    if NORM:
+        query = (head < HEADS)[:, None]
+        low_weight = _weights(q_weight, k_weight, half, in_half, query)
+        high_weight = _weights(q_weight, k_weight, half + HALF, in_half, query)
+        squares = tl.sum(low * low + high * high, 1)
+        if REST:
+            squares += tl.sum(last * last, 1)
+        scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
+        low_normed = low * scale * low_weight
+        high_normed = high * scale * high_weight
+        if REST:
+            last_normed = last * scale * _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
     new_low = (low_normed * low_cos + high_normed * low_sin).to(dtype)
     new_high = (high_normed * high_cos + low_normed * high_sin).to(dtype)
     tl.store(start + low_at, new_low, halves & rotated[:, None])

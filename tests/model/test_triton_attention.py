@@ -69,7 +69,7 @@ def test_a_long_prefix_is_divided_and_merged(device: str) -> None:
     world = World(Kind(4, (4, 2), 128, torch.bfloat16, device), [Shape(300, 0, 1), Shape(2, 0, 1)], 1)
     attention = triton(world)
     schedule = attention.plan(world.all_rows)
-    assert schedule.merges.tolist() == [[0, 4, 0, 5]]
+    assert [item[6:] for item in schedule.items.tolist()] == [[n, 0, 5] for n in range(5)] + [[0, 5, 1]]
     assert schedule.num_parts == 5
     world.check(attention, world.all_rows)
 

@@ -47,6 +47,21 @@ def gumbel(words):
     return -tl.log(rounded / rest - tl.log(rest))
 
 
+#: above any noise, which is at most 33 log(2)
+_MOST_NOISE = tl.constexpr(22.9)
+
+
+@triton.jit
+def _noise_limit(words):
+    """A number above `gumbel(words)`, by few operations and without a logarithm.
+
+    Noise is at most -log(share). A number's bits, over 2^23 and less 127, are at most its logarithm to base 2, since
+    log2(1 + m) >= m. The constants are log(2) / 2^23 and (127 + 32) log(2), the latter raised by 1e-4 for rounding.
+    """
+    bits = (words.to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
+    return 110.2105 - bits.to(tl.float32) * 8.262958295e-08
+
+
 @triton.jit
 def hashed(tokens, first, second):
     """The words of tokens under a key of two words."""
@@ -138,6 +153,9 @@ def sample(
         likeliest = tl.load(numbers + (_NUMBERS - 1) * PARTS + lane, lane < PARTS, LOWEST)
         threshold = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
+    # the best score of the program's parts so far, and its token
+    best = tl.full([], LOWEST, tl.float32)
+    chosen = tl.full([], 0, tl.int32)
     for part in tl.range(first_part, end, num_stages=3):
         token, there, scaled, read = _load_part(row, V, part, temperature, PART, NOISE)
         peak = tl.max(read, 0)
@@ -145,17 +163,22 @@ def sample(
         possible = there & (token != MASK_TOKEN)
         if MIN_P:
             possible = possible & (scaled >= threshold)
-        score = scaled
         if NOISE:
-            if noisy:
-                score = score + gumbel(hashed(token, first, second))
+            most = peak
             if temperature < 1.0:
-                cold = tl.where(there, tl.exp(scaled - _cold_peak(peak, temperature)), 0.0)
-                tl.store(numbers + 5 * PARTS + part, tl.sum(cold, 0))
-        score = tl.where(possible, score, LOWEST)
-        best = tl.max(score, 0)
-        chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
-        chosen = tl.where(best > LOWEST, chosen, 0)
+                most = _cold_peak(peak, temperature)
+                tl.store(numbers + 5 * PARTS + part, tl.sum(tl.where(there, tl.exp(scaled - most), 0.0), 0))
+        if NOISE and noisy:
+            if most + _MOST_NOISE > best:
+                words = hashed(token, first, second)
+                limit = tl.where(possible, scaled + _noise_limit(words), LOWEST)
+                if tl.max(limit, 0) > best:
+                    score = tl.where(possible, scaled + gumbel(words), LOWEST)
+                    best, chosen = _better(score, token, best, chosen)
+        else:
+            score = tl.where(possible, scaled, LOWEST)
+            if tl.max(score, 0) > best:
+                best, chosen = _better(score, token, best, chosen)
         tl.store(numbers + part, peak)
         tl.store(numbers + PARTS + part, tl.sum(weight, 0))
         tl.store(numbers + 2 * PARTS + part, tl.sum(weight * (read - peak), 0))
@@ -167,6 +190,14 @@ def sample(
     if finished == tl.num_programs(1) - 1:
         tl.debug_barrier()
         _merge(row, param, numbers, out + index * 4, temperature, lane, PARTS, NOISE)
+
+
+@triton.jit
+def _better(score, token, best, chosen):
+    """The best score and its token, after those of a part. The first of equal scores wins."""
+    highest = tl.max(score, 0)
+    first = tl.min(tl.where(score == highest, token, _NO_TOKEN), 0)
+    return tl.maximum(best, highest), tl.where(highest > best, first, chosen)
 
 
 @triton.jit
