@@ -15,8 +15,6 @@ import triton.language as tl
 
 #: the score of a key that is not seen: finite, so that nothing is ever infinity less infinity
 HIDDEN = tl.constexpr(-1.0e30)
-#: partial results under way in the merge
-MERGE_STAGES = tl.constexpr(2)
 
 
 @triton.jit
@@ -160,7 +158,7 @@ def _merged(
     peak = tl.full([TILE], HIDDEN, ACC)
     total = tl.full([TILE], 0.0, ACC)
     result = tl.full([TILE, D_PAD], 0.0, ACC)
-    for number in tl.range(num_parts, num_stages=MERGE_STAGES):
+    for number in range(num_parts):
         slot = first_slot + tl.cast(number, tl.int64) * (KV_HEADS * TILE)
         lse = tl.load(part_lse + slot, mask=valid, other=HIDDEN)
         higher = tl.maximum(peak, lse)
