@@ -13,7 +13,7 @@ from torch import Tensor
 from service.model.layer_ops import HeadNorms, Heads, KvTargets, Rotation
 
 #: numbers of a program of `silu_times`, and heads of a program of `rotate_heads`
-_STEP, _HEADS = 1024, 8
+_STEP, _HEADS = 1024, 16
 
 
 @triton.jit
@@ -87,27 +87,24 @@ def rotate_heads(
     high = tl.load(start + low_at + HALF, halves, 0.0).to(tl.float32)
     last = tl.load(start + rest_at, rests, 0.0).to(tl.float32)
 
+    low_normed = low
+    high_normed = high
+    last_normed = last
+    if NORM:
+        squares = tl.sum(low * low + high * high, 1)
+        if REST:
+            squares += tl.sum(last * last, 1)
+        scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
+        query = (head < HEADS)[:, None]
+        low_normed = low * scale * _weights(q_weight, k_weight, half, in_half, query)
+        high_normed = high * scale * _weights(q_weight, k_weight, half + HALF, in_half, query)
+        if REST:
+            last_normed = last * scale * _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
     angle = token.to(tl.int64) * WIDTH + half
     low_cos = tl.load(cos + angle, in_half, 0.0).to(tl.float32)[None, :]
     high_cos = tl.load(cos + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
     low_sin = tl.load(sin + angle, in_half, 0.0).to(tl.float32)[None, :]
     high_sin = tl.load(sin + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
-
-    low_normed = low
-    high_normed = high
-    last_normed = last
-    if NORM:
-        query = (head < HEADS)[:, None]
-        low_weight = _weights(q_weight, k_weight, half, in_half, query)
-        high_weight = _weights(q_weight, k_weight, half + HALF, in_half, query)
-        squares = tl.sum(low * low + high * high, 1)
-        if REST:
-            squares += tl.sum(last * last, 1)
-        scale = (1.0 / tl.sqrt(squares / D + EPS))[:, None]
-        low_normed = low * scale * low_weight
-        high_normed = high * scale * high_weight
-        if REST:
-            last_normed = last * scale * _weights(q_weight, k_weight, rest + WIDTH, in_rest, query)
     new_low = (low_normed * low_cos + high_normed * low_sin).to(dtype)
     new_high = (high_normed * high_cos + low_normed * high_sin).to(dtype)
     tl.store(start + low_at, new_low, halves & rotated[:, None])

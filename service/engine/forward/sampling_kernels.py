@@ -48,13 +48,13 @@ def gumbel(words):
 
 
 #: above any noise, which is at most 33 log(2)
-_MOST_NOISE = tl.constexpr(22.9)
+MOST_NOISE = tl.constexpr(22.9)
 #: above the relative error of a score that is not rounded as the definition says
 _ROUNDING = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _noise_limit(words):
+def noise_limit(words):
     """A number above `gumbel(words)`, by few operations and without a logarithm.
 
     Noise is at most -log(share). A number's bits, over 2^23 and less 127, are at most its logarithm to base 2, since
@@ -166,14 +166,14 @@ def sample(
             if temperature < 1.0:
                 tl.store(numbers + 5 * PARTS + part, tl.sum(tl.where(there, tl.exp(below * steepness), 0.0), 0))
             if noisy:
-                most += _MOST_NOISE
+                most += MOST_NOISE
         if most > best:
             possible = there & (token != MASK_TOKEN)
             if MIN_P:
                 possible = possible & (_drawn(read, temperature) >= threshold)
             if NOISE and noisy:
                 words = hashed(token, first, second)
-                limit = tl.max(tl.where(possible, read * steepness + _noise_limit(words), LOWEST), 0)
+                limit = tl.max(tl.where(possible, read * steepness + noise_limit(words), LOWEST), 0)
                 if limit + _ROUNDING * (tl.abs(most) + tl.abs(best) + 50.0) > best:
                     score = _drawn(read, temperature) + gumbel(words)
                     best, chosen = _better(tl.where(possible, score, LOWEST), token, best, chosen)

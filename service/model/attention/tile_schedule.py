@@ -21,7 +21,9 @@ IntTable = NDArray[np.int32]
 #: The most rows of a unit: no limit, since a unit's keys are read tile by tile.
 _NO_LIMIT = 1 << 30
 #: The fewest prefix tokens that one program reads; and the exact number in `deterministic`.
-MIN_SPLIT, FIXED_SPLIT = 256, 1024
+MIN_SPLIT, FIXED_SPLIT = 128, 1024
+#: The queries of few rows are cut into smaller tiles, so that these are an eighth of the programs.
+TILE_SHARE = 8
 
 
 class AttendItem(NamedTuple):
@@ -53,9 +55,13 @@ class TileConfig:
     tile: int  # the most queries of a program, over all heads
     programs: int  # the number of programs, for one head, that keeps the device busy
 
-    def tile_for(self, tokens: int) -> int:
-        """Queries of a program, a power of two. `tokens`: the tokens of the largest unit."""
-        needed = 1 << (tokens * self.group - 1).bit_length()
+    def tile_for(self, tokens: int, total: int | None = None) -> int:
+        """Queries of a program, a power of two. `tokens`: the tokens of the largest unit. `total`: those of all units.
+
+        With `total` few queries have small tiles: several programs that read the same prefix are faster than one.
+        """
+        most = tokens if total is None else min(tokens, -(-TILE_SHARE * total // self.programs))
+        needed = 1 << (most * self.group - 1).bit_length()
         return max(16, min(self.tile, needed), 1 << (self.group - 1).bit_length())
 
 
@@ -135,7 +141,8 @@ def schedule_tiles(
     With a `width` a row's tiles depend on the row alone: it is a unit of its own, split at fixed tokens.
     """
     units = single_units(rows) if width is not None else prefix_units(rows, _NO_LIMIT)
-    tile = config.tile_for(max((unit.num_rows for unit in units), default=1) * config.block)
+    tokens = max((unit.num_rows for unit in units), default=1) * config.block
+    tile = config.tile_for(tokens, (len(rows) + padding) * config.block if width is None else None)
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
     starts, pages = tables.concatenated(units)
