@@ -3,7 +3,7 @@
 The vocabulary is divided into parts of PART tokens. A program keeps a few numbers of each of its parts; the last
 program of a position merges them, in order. So a position's numbers depend neither on other positions nor on the number
 of programs. A temperature below 1 divides only the logits from which tokens are drawn: confidences and entropies are
-those at 1. Gumbel noise is the hash of `logits_sampler.py`.
+those at 1. Gumbel noise is the hash of `logits_sampler.py`. It is computed only where a token can still win.
 """
 
 import triton
@@ -18,8 +18,8 @@ NUM_PARAMS = 6
 #: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
 NOISY = 1 << 16
 #: the numbers of a part: the highest logit, the sum of exponentials below it, the sum of these times the logits, the
-#: best score, its token's bits, the sum of exponentials at a temperature below 1, and the highest logit that may be
-#: chosen
+#: best score of the program so far, its token's bits, the sum of exponentials at a temperature below 1, and the highest
+#: logit that may be chosen
 PART_NUMBERS = 7
 _PARAMS, _NOISY, _NUMBERS = tl.constexpr(NUM_PARAMS), tl.constexpr(NOISY), tl.constexpr(PART_NUMBERS)
 
@@ -81,7 +81,7 @@ def _read(values, temperature):
 
 @triton.jit
 def _drawn(read, temperature):
-    """The logits that rules read -> those from which tokens are drawn: over a temperature below 1 (keeps their order)."""
+    """The logits that rules read -> those from which tokens are drawn: over a temperature below 1. It keeps order."""
     if temperature < 1.0:
         read = tl.maximum(tl.div_rn(read, temperature), LOWEST)
     return read

@@ -30,7 +30,7 @@ class AttendItem(NamedTuple):
     """The work of one program. Tokens are numbered through the forward.
 
     Queries: `tokens` tokens from `first` on. Keys: the tokens `start` to `stop` of the prefix, whose pages are listed
-    from `table` on. A tile has `num_parts` parts, of which this is number `number`. The last one also has the unit's own
+    from `table` on. A tile has `num_parts` parts; this is number `number` of them. The last one also has the unit's own
     keys, from the forward's token `own_start` to the end of the last query's row. Several parts have partial results,
     from `first_part` on.
     """

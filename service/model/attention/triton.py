@@ -2,8 +2,9 @@
 
 A forward is one kernel a layer (`triton_kernels.py`): every program attends to its share of the keys, and the last
 program of a divided tile merges its parts. Before it, the keys of final blocks go to their pages, by the kernel of the
-rotation (`kv_targets`) or by one of their own. The kernels read one packed table (`tile_schedule.py`), which is copied to the
-device before the forward. Without `width` the splits follow the load; with it, a row's numbers depend on the row alone.
+rotation (`kv_targets`) or by one of their own. The kernels read one packed table (`tile_schedule.py`), which is copied
+to the device before the forward. Without `width` tiles and splits follow the load; with it, a row's numbers depend on
+the row alone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A program of `attend` has some queries of one unit and one key head: the unit's tokens, each with the query heads that
 share the key head. It walks over its share of the pages before the unit, read where they lie, then over the unit's own
 keys, and keeps a running maximum and sum (online softmax, arXiv 2205.14135). A long prefix is split among several
-programs. The last of them weighs their results by the log-sum-exp, in order (flash decoding). Nothing is copied, no mask is stored.
+programs. The last of them weighs their results by the log-sum-exp, in order (flash decoding). Nothing is copied, no
+mask is stored.
 
 Tokens are numbered through the forward. A page has L tokens of KV_HEADS heads of D numbers. SCALE is the scores' scale
 times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's interpreter, which cannot multiply
