@@ -13,7 +13,7 @@ from torch import Tensor
 from service.model.layer_ops import HeadNorms, Heads, KvTargets, Rotation
 
 #: numbers of a program of `silu_times`, and heads of a program of `rotate_heads`
-_STEP, _HEADS = 1024, 8
+_STEP, _HEADS = 1024, 16
 
 
 @triton.jit
@@ -31,12 +31,12 @@ def sum_norm(
     inside = column < H
     at = tl.program_id(0).to(tl.int64) * H + column
     dtype = x.dtype.element_ty
+    factor = tl.load(weight + column, inside, 0.0).to(tl.float32)  # early: it is there when the norm is known
     total = (tl.load(x + at, inside, 0.0).to(tl.float32) + tl.load(change + at, inside, 0.0).to(tl.float32)).to(dtype)
     tl.store(x + at, total, inside)
     wide = total.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / H + EPS)
-    normed = wide * scale * tl.load(weight + column, inside, 0.0).to(tl.float32)
-    tl.store(out + at, normed.to(dtype), inside)
+    tl.store(out + at, (wide * scale * factor).to(dtype), inside)
 
 
 @triton.jit

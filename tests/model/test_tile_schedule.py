@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from service.model.attention.shared_prefix import PrefixUnit
 from service.model.attention.tile_schedule import (
     AttendItem,
-    MergeItem,
     PageTables,
     ScheduleShape,
     TileConfig,
@@ -43,25 +42,22 @@ def rows_of(shapes: list[tuple[int, int, int]]) -> list[RowKv]:
 def check(schedule: TileSchedule, rows: list[RowKv], kind: TileConfig, padding: int) -> None:
     """Every token's whole prefix is read once, its own keys by one program, and parts are merged where they are."""
     items = [AttendItem(*item) for item in schedule.items.tolist()]
-    merges = {MergeItem(*merge).part: MergeItem(*merge) for merge in schedule.merges.tolist()}
-    read, own_keys, whole = Counter[int](), Counter[int](), Counter[int]()
+    parts = Counter((item.first, item.tokens, item.first_part, item.num_parts) for item in items)
+    read, own_keys = Counter[int](), Counter[int]()
     for item in items:
         assert 0 < item.tokens * kind.group <= schedule.tile
         row = rows[item.first // kind.block] if item.first // kind.block < len(rows) else None
         for token in range(item.first, item.first + item.tokens):
             read[token] += item.stop - item.start
-            own_keys[token] += item.own_start <= token < item.own_stop
-            whole[token] += item.part < 0
+            own_keys[token] += item.number == item.num_parts - 1 and token >= item.own_start
         if row is not None and item.stop > item.start:
             used = range(item.start // kind.block, -(-item.stop // kind.block))
             assert [schedule.pages[item.table + page] for page in used] == [row.pages[page] for page in used]
-    for merge in merges.values():
-        parts = sorted(item.part for item in items if item.first == merge.first and item.part >= 0)
-        assert parts == list(range(merge.part, merge.part + merge.num_parts))
-        for token in range(merge.first, merge.first + merge.tokens):
-            whole[token] += 1
+    assert all(count == num_parts for (*_, num_parts), count in parts.items())
+    written = [item.first_part + item.number for item in items if item.num_parts > 1]
+    assert sorted(written) == list(range(schedule.num_parts))
     tokens = range((len(rows) + padding) * kind.block)
-    assert all(whole[token] == own_keys[token] == 1 for token in tokens)
+    assert all(own_keys[token] == 1 for token in tokens)
     for number, row in enumerate(rows):
         for token in range(number * kind.block, (number + 1) * kind.block):
             within = (row.index * kind.block) - read[token]  # the rest is among the unit's own keys

@@ -42,14 +42,18 @@ def triton(world: World) -> AttentionBackend:
 
 
 @settings(max_examples=8)
-@given(KINDS, st.lists(FEW, min_size=1, max_size=2), st.sampled_from([4, 8, 256]), st.integers(0, 2**31))
+@given(KINDS, st.lists(FEW, min_size=1, max_size=2), st.sampled_from([(4, 1), (8, 8), (256, 1)]), st.integers(0, 2**31))
 def test_rows_see_their_own_sequence_as_in_dense_attention(
-    device: str, kind: Kind, of: list[Shape], split: int, seed: int
+    device: str, kind: Kind, of: list[Shape], sizes: tuple[int, int], seed: int
 ) -> None:
-    """However rows are cut into forwards and prefixes into parts. Nothing is read that nobody has written."""
+    """However rows are cut into forwards and tiles, and prefixes into parts. Nothing is read that nobody has written.
+
+    `sizes`: the tokens of a part, and the share of programs that few rows have as tiles.
+    """
     world, rng = World(replace(kind, device=device), of, seed), random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_schedule, "MIN_SPLIT", split)
+        patch.setattr(tile_schedule, "MIN_SPLIT", sizes[0])
+        patch.setattr(tile_schedule, "TILE_SHARE", sizes[1])
         world.check_in_parts(triton(world), rng)
 
 
@@ -65,13 +69,14 @@ def test_the_interpreter_in_float64_is_the_definition(device: str, short_splits:
 
 
 def test_a_long_prefix_is_divided_and_merged(device: str) -> None:
-    """A lone row behind 1,200 tokens, at sizes of a published checkpoint."""
+    """A lone row behind 1,200 tokens, at sizes of a published checkpoint. A second layer finds the counters at 0."""
     world = World(Kind(4, (4, 2), 128, torch.bfloat16, device), [Shape(300, 0, 1), Shape(2, 0, 1)], 1)
     attention = triton(world)
     schedule = attention.plan(world.all_rows)
-    assert schedule.merges.tolist() == [[0, 4, 0, 5]]
+    assert [item[6:] for item in schedule.items.tolist()] == [[n, 0, 5] for n in range(5)] + [[0, 5, 1]]
     assert schedule.num_parts == 5
-    world.check(attention, world.all_rows)
+    forward, out = world.check(attention, world.all_rows)
+    assert torch.equal(forward(1, *world.inputs(world.all_rows)), out)
 
 
 @settings(max_examples=4)

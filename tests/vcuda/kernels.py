@@ -23,15 +23,18 @@ _HIDDEN, _WORD = -1e30, (1 << 64) - 1
 PROCESSORS = 132
 
 
-def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_out, part_lse, *_, L, GROUP, KV_HEADS,
-           D, SCALE, **__):  # fmt: skip
+def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_out, part_lse, finished, *_, L, GROUP,
+           KV_HEADS, D, SCALE, **__):  # fmt: skip
     """Attention of each item's queries to pages and to the keys of its own unit. In numpy: items are many and small."""
+    assert not finished.any()
     heads, index, is_final = out.view(-1, KV_HEADS, GROUP, D), indices.numpy(), final.numpy() > 0
     query = q.reshape(-1, KV_HEADS, GROUP, D).double().numpy()
     unit_kv = [tensor.reshape(-1, KV_HEADS, D).double().numpy() for tensor in (k, v)]
-    for first, count, table, start, stop, own_start, own_stop, part in items.view(-1, 8).tolist():
+    for item in items[: 9 * grid[0]].view(-1, 9).tolist():
+        first, count, table, start, stop, own_start, number, part, num_parts = item
         if not count:
             continue
+        own_stop = -(-(first + count) // L) * L if number == num_parts - 1 else own_start
         rows, own_rows = np.arange(first, first + count) // L, np.arange(own_start, own_stop) // L
         before = is_final[own_rows] & (index[own_rows] < index[rows][:, None])
         seen = np.ones((count, stop - start + len(own_rows)), bool)
@@ -54,21 +57,16 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
             weights = np.exp(scores - highest)
             total = weights.sum(-1, keepdims=True)
             result = torch.from_numpy(weights @ value.swapaxes(0, 1) / total)
-        if part < 0:
+        if num_parts == 1:
             heads[first : first + count] = result.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
-        else:
-            part_out[part, :, : count * GROUP] = result.to(part_out.dtype)
-            part_lse[part, :, : count * GROUP] = torch.from_numpy((np.log(total) + highest)[..., 0] / log(2))
-
-
-def merge(grid, out, merges, part_out, part_lse, *, GROUP, KV_HEADS, D, **_):
-    heads = out.view(-1, KV_HEADS, GROUP, D)
-    for first, count, part, num_parts in merges.view(-1, 4).tolist():
-        if count:
+            continue
+        part_out[part + number, :, : count * GROUP] = result.to(part_out.dtype)
+        part_lse[part + number, :, : count * GROUP] = torch.from_numpy((np.log(total) + highest)[..., 0] / log(2))
+        if number == num_parts - 1:
             parts = slice(part, part + num_parts), slice(None), slice(count * GROUP)
             weights = (part_lse[parts].double() * log(2)).softmax(0)
-            result = (part_out[parts].double() * weights[..., None]).sum(0)
-            heads[first : first + count] = result.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
+            merged = (part_out[parts].double() * weights[..., None]).sum(0)
+            heads[first : first + count] = merged.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
 
 
 def write_kv(grid, k, v, keys, values, targets, *_, L, **__):
@@ -255,7 +253,7 @@ def multiply(grid, x, x_scales, values, scales, out, sums, finished, ends, *_, E
 KERNELS: dict[str, Callable[..., None]] = {
     kernel.__name__: kernel
     for kernel in (
-        *(attend, merge, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
+        *(attend, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
         *(place_states, locate_positions, reveal_picks, reveal_drafts),
     )

@@ -58,7 +58,7 @@ def launched_kernels(shape, block_size, weights, capability):
 def test_kernels_of_published_models_are_launched(shape, block_size, weights, capability):
     """The start of an engine launches each kernel in each variant: noise, filters, drafts, written pages, sizes."""
     kernels = launched_kernels(shape, block_size, weights, capability)
-    assert {"attend", "merge", "rotate_heads", "sum_norm", "silu_times", "sample", "choose_candidate"} <= kernels
+    assert {"attend", "rotate_heads", "sum_norm", "silu_times", "sample", "choose_candidate"} <= kernels
     assert ("multiply" in kernels) is (weights in QUANT_SCHEMES)
 
 

@@ -3,7 +3,7 @@
 The vocabulary is divided into parts of PART tokens. A program keeps a few numbers of each of its parts; the last
 program of a position merges them, in order. So a position's numbers depend neither on other positions nor on the number
 of programs. A temperature below 1 divides only the logits from which tokens are drawn: confidences and entropies are
-those at 1. Gumbel noise is the hash of `logits_sampler.py`.
+those at 1. Gumbel noise is the hash of `logits_sampler.py`. It is computed only where a token can still win.
 """
 
 import triton
@@ -18,8 +18,8 @@ NUM_PARAMS = 6
 #: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
 NOISY = 1 << 16
 #: the numbers of a part: the highest logit, the sum of exponentials below it, the sum of these times the logits, the
-#: best score, its token's bits, the sum of exponentials at a temperature below 1, and the highest logit that may be
-#: chosen
+#: best score of the program so far, its token's bits, the sum of exponentials at a temperature below 1, and the highest
+#: logit that may be chosen
 PART_NUMBERS = 7
 _PARAMS, _NOISY, _NUMBERS = tl.constexpr(NUM_PARAMS), tl.constexpr(NOISY), tl.constexpr(PART_NUMBERS)
 
@@ -47,6 +47,23 @@ def gumbel(words):
     return -tl.log(rounded / rest - tl.log(rest))
 
 
+#: above any noise, which is at most 33 log(2)
+MOST_NOISE = tl.constexpr(22.9)
+#: above the relative error of a score that is not rounded as the definition says
+_ROUNDING = tl.constexpr(1e-6)
+
+
+@triton.jit
+def noise_limit(words):
+    """A number above `gumbel(words)`, by few operations and without a logarithm.
+
+    Noise is at most -log(share). A number's bits, over 2^23 and less 127, are at most its logarithm to base 2, since
+    log2(1 + m) >= m. The constants are log(2) / 2^23 and (127 + 32) log(2), the latter raised by 1e-4 for rounding.
+    """
+    bits = (words.to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
+    return 110.2105 - bits.to(tl.float32) * 8.262958295e-08
+
+
 @triton.jit
 def hashed(tokens, first, second):
     """The words of tokens under a key of two words."""
@@ -55,35 +72,29 @@ def hashed(tokens, first, second):
 
 
 @triton.jit
-def _scaled(values, temperature):
-    """float32 over the temperature. Greedy positions have the temperature 1."""
-    if temperature != 1.0:
+def _read(values, temperature):
+    """Logits -> the logits whose confidences rules read: over a temperature above 1. Greedy positions have 1."""
+    if temperature > 1.0:
         values = tl.div_rn(values, temperature)
     return values
 
 
 @triton.jit
-def _rule_logits(values, scaled, temperature):
-    """The logits whose confidences rules read, of the logits and the logits over the temperature."""
-    if temperature > 1.0:
-        values = scaled
-    return values
+def _drawn(read, temperature):
+    """The logits that rules read -> those from which tokens are drawn: over a temperature below 1. It keeps order."""
+    if temperature < 1.0:
+        read = tl.maximum(tl.div_rn(read, temperature), LOWEST)
+    return read
 
 
 @triton.jit
 def _load_part(row, V, part, temperature, PART: tl.constexpr, NOISE: tl.constexpr):
-    """The tokens of a part, whether they exist, their logits over the temperature, and those that rules read.
-
-    Without NOISE all temperatures are 1, and fewer registers are used.
-    """
+    """The tokens of a part, whether they exist, and the logits that rules read. Without NOISE temperatures are 1."""
     token = part * PART + tl.arange(0, PART)
     there = token < V
     values = tl.load(row + token, mask=there, other=0.0).to(tl.float32)
-    scaled = tl.where(there, tl.maximum(_scaled(values, temperature) if NOISE else values, LOWEST), LOWEST)
-    read = scaled
-    if NOISE:
-        read = tl.where(there, tl.maximum(_rule_logits(values, scaled, temperature), LOWEST), LOWEST)
-    return token, there, scaled, read
+    read = _read(values, temperature) if NOISE else values
+    return token, there, tl.where(there, tl.maximum(read, LOWEST), LOWEST)
 
 
 @triton.jit
@@ -103,9 +114,9 @@ def find_likeliest(logits, param_table, work, V, V_STRIDE, MASK_TOKEN, PART: tl.
     temperature = tl.load(param_table + index * _PARAMS).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
-        token, there, scaled, _ = _load_part(row, V, part, temperature, PART, True)
-        highest = tl.max(tl.where(there & (token != MASK_TOKEN), scaled, LOWEST), 0)
-        tl.store(numbers + (_NUMBERS - 1) * PARTS + part, highest)
+        token, there, read = _load_part(row, V, part, temperature, PART, True)
+        highest = tl.max(tl.where(there & (token != MASK_TOKEN), read, LOWEST), 0)
+        tl.store(numbers + (_NUMBERS - 1) * PARTS + part, _drawn(highest, temperature))
 
 
 @triton.jit
@@ -138,27 +149,36 @@ def sample(
         likeliest = tl.load(numbers + (_NUMBERS - 1) * PARTS + lane, lane < PARTS, LOWEST)
         threshold = tl.max(likeliest, 0) + tl.load(param + 5).to(tl.float32, bitcast=True)
     first_part, end = _parts_of_program(PARTS)
+    steepness = 1.0 / tl.minimum(temperature, 1.0)
+    # the best score of the program's parts so far, and its token
+    best = tl.full([], LOWEST, tl.float32)
+    chosen = tl.full([], 0, tl.int32)
     for part in tl.range(first_part, end, num_stages=3):
-        token, there, scaled, read = _load_part(row, V, part, temperature, PART, NOISE)
+        token, there, read = _load_part(row, V, part, temperature, PART, NOISE)
         peak = tl.max(read, 0)
-        weight = tl.where(there, tl.exp(read - peak), 0.0)
-        possible = there & (token != MASK_TOKEN)
-        if MIN_P:
-            possible = possible & (scaled >= threshold)
-        score = scaled
-        if NOISE:
-            if noisy:
-                score = score + gumbel(hashed(token, first, second))
-            if temperature < 1.0:
-                cold = tl.where(there, tl.exp(scaled - _cold_peak(peak, temperature)), 0.0)
-                tl.store(numbers + 5 * PARTS + part, tl.sum(cold, 0))
-        score = tl.where(possible, score, LOWEST)
-        best = tl.max(score, 0)
-        chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
-        chosen = tl.where(best > LOWEST, chosen, 0)
+        below = read - peak
+        weight = tl.where(there, tl.exp(below), 0.0)
         tl.store(numbers + part, peak)
-        tl.store(numbers + PARTS + part, tl.sum(weight, 0))
-        tl.store(numbers + 2 * PARTS + part, tl.sum(weight * (read - peak), 0))
+        tl.store(numbers + (1 + tl.arange(0, 2)) * PARTS + part, tl.sum(tl.join(weight, weight * below), 0))
+        most = peak  # no score of the part is higher
+        if NOISE:
+            most = _drawn(peak, temperature)
+            if temperature < 1.0:
+                tl.store(numbers + 5 * PARTS + part, tl.sum(tl.where(there, tl.exp(below * steepness), 0.0), 0))
+            if noisy:
+                most += MOST_NOISE
+        if most > best:
+            possible = there & (token != MASK_TOKEN)
+            if MIN_P:
+                possible = possible & (_drawn(read, temperature) >= threshold)
+            if NOISE and noisy:
+                words = hashed(token, first, second)
+                limit = tl.max(tl.where(possible, read * steepness + noise_limit(words), LOWEST), 0)
+                if limit + _ROUNDING * (tl.abs(most) + tl.abs(best) + 50.0) > best:
+                    score = _drawn(read, temperature) + gumbel(words)
+                    best, chosen = _better(tl.where(possible, score, LOWEST), token, best, chosen)
+            else:
+                best, chosen = _better(tl.where(possible, read, LOWEST), token, best, chosen)
         tl.store(numbers + 3 * PARTS + part, best)
         tl.store(numbers + 4 * PARTS + part, chosen.to(tl.float32, bitcast=True))
 
@@ -170,9 +190,11 @@ def sample(
 
 
 @triton.jit
-def _cold_peak(peak, temperature):
-    """The highest logit over a temperature below 1, of the highest logit: division keeps their order."""
-    return tl.maximum(tl.div_rn(peak, temperature), LOWEST)
+def _better(score, token, best, chosen):
+    """The best score and its token, after those of a part. The first of equal scores wins."""
+    highest = tl.max(score, 0)
+    first = tl.min(tl.where(score == highest, token, _NO_TOKEN), 0)
+    return tl.maximum(best, highest), tl.where(highest > best, first, chosen)
 
 
 @triton.jit
@@ -195,14 +217,15 @@ def _merge(row, param, numbers, out, temperature, lane, PARTS: tl.constexpr, NOI
     token = tl.where(rescored < 0, token, rescored)
     lse = highest + tl.log(total)
     value = tl.load(row + token).to(tl.float32)
-    scaled = _scaled(value, temperature)
-    confidence = _rule_logits(value, scaled, temperature) - lse
+    value = _read(value, temperature)
+    confidence = value - lse
     logprob = confidence
     if NOISE:  # noqa: SIM102 - greedy positions need no more registers
         if temperature < 1.0:
-            cold_peaks, cold_highest = _cold_peak(peaks, temperature), _cold_peak(highest, temperature)
+            cold_peaks, cold_highest = _drawn(peaks, temperature), _drawn(highest, temperature)
             colds = tl.load(numbers + 5 * PARTS + lane, inside, 0.0)
-            logprob = scaled - (cold_highest + tl.log(tl.sum(colds * tl.exp(cold_peaks - cold_highest), 0)))
+            cold_lse = cold_highest + tl.log(tl.sum(colds * tl.exp(cold_peaks - cold_highest), 0))
+            logprob = tl.div_rn(value, temperature) - cold_lse
     tl.store(out, token.to(tl.float32, bitcast=True))
     tl.store(out + 1, tl.exp(confidence))
     tl.store(out + 2, tl.log(total) - moment / total)

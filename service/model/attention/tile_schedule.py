@@ -21,15 +21,18 @@ IntTable = NDArray[np.int32]
 #: The most rows of a unit: no limit, since a unit's keys are read tile by tile.
 _NO_LIMIT = 1 << 30
 #: The fewest prefix tokens that one program reads; and the exact number in `deterministic`.
-MIN_SPLIT, FIXED_SPLIT = 256, 1024
+MIN_SPLIT, FIXED_SPLIT = 128, 1024
+#: The queries of few rows are cut into smaller tiles, so that these are an eighth of the programs.
+TILE_SHARE = 8
 
 
 class AttendItem(NamedTuple):
     """The work of one program. Tokens are numbered through the forward.
 
     Queries: `tokens` tokens from `first` on. Keys: the tokens `start` to `stop` of the prefix, whose pages are listed
-    from `table` on, and the forward's tokens `own_start` to `own_stop`. `part`: the index of the partial result that
-    the program writes; -1: it writes the whole result.
+    from `table` on. A tile has `num_parts` parts; this is number `number` of them. The last one also has the unit's own
+    keys, from the forward's token `own_start` to the end of the last query's row. Several parts have partial results,
+    from `first_part` on.
     """
 
     first: int
@@ -38,16 +41,8 @@ class AttendItem(NamedTuple):
     start: int
     stop: int
     own_start: int
-    own_stop: int
-    part: int
-
-
-class MergeItem(NamedTuple):
-    """Merges `num_parts` partial results from `part` on into the result of `tokens` tokens from `first` on."""
-
-    first: int
-    tokens: int
-    part: int
+    number: int
+    first_part: int
     num_parts: int
 
 
@@ -60,9 +55,13 @@ class TileConfig:
     tile: int  # the most queries of a program, over all heads
     programs: int  # the number of programs, for one head, that keeps the device busy
 
-    def tile_for(self, tokens: int) -> int:
-        """Queries of a program, a power of two. `tokens`: the tokens of the largest unit."""
-        needed = 1 << (tokens * self.group - 1).bit_length()
+    def tile_for(self, tokens: int, total: int | None = None) -> int:
+        """Queries of a program, a power of two. `tokens`: the tokens of the largest unit. `total`: those of all units.
+
+        With `total` few queries have small tiles: several programs that read the same prefix are faster than one.
+        """
+        most = tokens if total is None else min(tokens, -(-TILE_SHARE * total // self.programs))
+        needed = 1 << (most * self.group - 1).bit_length()
         return max(16, min(self.tile, needed), 1 << (self.group - 1).bit_length())
 
 
@@ -71,8 +70,7 @@ class TileSchedule:
     """The tables of a forward."""
 
     tile: int  # queries of a program, over all heads
-    items: IntTable  # [programs, 8], `AttendItem`s
-    merges: IntTable  # [tiles, 4], `MergeItem`s
+    items: IntTable  # [programs, 9], `AttendItem`s
     num_parts: int  # the number of partial results
     indices: IntTable  # [R], the block index of each row
     final: IntTable  # [R], 1 for a final block
@@ -81,7 +79,7 @@ class TileSchedule:
 
     @property
     def shape(self) -> ScheduleShape:
-        return ScheduleShape(self.tile, len(self.items), len(self.merges), self.num_parts, len(self.indices))
+        return ScheduleShape(self.tile, len(self.items), self.num_parts, len(self.indices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,6 @@ class ScheduleShape:
 
     tile: int
     items: int
-    merges: int
     parts: int
     rows: int
 
@@ -104,9 +101,9 @@ class ScheduleShape:
         tokens = max(1, tile // config.group)
         tiles = rows * -(-config.block // tokens)
         if width is None:  # a split prefix is split among `programs`
-            return cls(tile, tiles + config.programs, config.programs, 2 * config.programs, rows)
+            return cls(tile, tiles + config.programs, 2 * config.programs, rows)
         items = tiles * -(-width * config.block // FIXED_SPLIT)
-        return cls(tile, items, tiles, items, rows)
+        return cls(tile, items, items, rows)
 
 
 class PageTables:
@@ -144,14 +141,15 @@ def schedule_tiles(
     With a `width` a row's tiles depend on the row alone: it is a unit of its own, split at fixed tokens.
     """
     units = single_units(rows) if width is not None else prefix_units(rows, _NO_LIMIT)
-    tile = config.tile_for(max((unit.num_rows for unit in units), default=1) * config.block)
+    tokens = max((unit.num_rows for unit in units), default=1) * config.block
+    tile = config.tile_for(tokens, (len(rows) + padding) * config.block if width is None else None)
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
     starts, pages = tables.concatenated(units)
     spans = [(first, first + num_rows, base, 0) for first, num_rows, base, _ in units]
     table = np.array(spans, np.int32).reshape(-1, 4).T * config.block
     table[3] = starts
-    items, merges, num_parts = _divided(table, tile, config, width)
+    items, num_parts = _divided(table, tile, config, width)
     indices, final, targets = np.zeros((3, len(rows) + padding), np.int32)
     indices[: len(rows)] = [row.index for row in rows]
     targets[:] = -1
@@ -159,13 +157,12 @@ def schedule_tiles(
         if row.writes_kv:
             final[number], targets[number] = 1, row.pages[row.index]
     return TileSchedule(
-        tile=tile, items=items, merges=merges, num_parts=num_parts, indices=indices, final=final, targets=targets,
-        pages=pages,
+        tile=tile, items=items, num_parts=num_parts, indices=indices, final=final, targets=targets, pages=pages,
     )  # fmt: skip
 
 
-def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) -> tuple[IntTable, IntTable, int]:
-    """The `AttendItem`s and `MergeItem`s as tables, and the number of partial results.
+def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) -> tuple[IntTable, int]:
+    """The `AttendItem`s as a table, and the number of partial results.
 
     `units` `[4, U]`: the first and the end token of each unit, the tokens of its prefix, and the start of its pages. A
     tile that is larger than a row has whole rows. A short prefix is one part, which may be empty.
@@ -180,23 +177,14 @@ def _divided(units: IntTable, tile: int, config: TileConfig, width: int | None) 
     counts = np.maximum(1, -(-length // split))
     parts = np.where(counts > 1, counts, 0)
     ends = parts.cumsum(dtype=np.int32)
-    tiles = np.empty((7, len(first)), np.int32)
-    tiles[0], tiles[1], tiles[2], tiles[3], tiles[4] = first, stop - first, table, own_start, length
-    tiles[5], tiles[6] = -(-stop // config.block) * config.block, ends - parts
+    tiles = np.empty((len(first), 9), np.int32)
+    tiles[:, :3], tiles[:, 4:6] = np.stack((first, stop - first, table), 1), np.stack((length, own_start), 1)
+    tiles[:, 7], tiles[:, 8] = ends - parts, counts
     index, number = _numbered(counts)
-    items = np.empty((len(index), 8), np.int32)
-    items[:, :3], (own_start, length, own_stop, part) = tiles[:3, index].T, tiles[3:, index]
-    start, several = number * split, parts[index]
-    stop = start + split
-    last = stop >= length
-    items[:, 3], items[:, 4] = start, np.minimum(stop, length)
-    items[:, 5], items[:, 6] = own_start * last, own_stop * last
-    items[:, 7] = np.where(several, part + number, -1)
-    merged = np.flatnonzero(parts)
-    merges = np.empty((len(merged), 4), np.int32)
-    if len(merged):
-        merges[:, :2], merges[:, 2], merges[:, 3] = tiles[:2, merged].T, tiles[6, merged], parts[merged]
-    return items, merges, int(ends[-1]) if len(ends) else 0
+    items = tiles[index]
+    start = number * split
+    items[:, 3], items[:, 4], items[:, 6] = start, np.minimum(start + split, items[:, 4]), number
+    return items, int(ends[-1]) if len(ends) else 0
 
 
 def _numbered(counts: IntTable) -> tuple[IntTable, IntTable]:

@@ -1,9 +1,10 @@
 """The Triton backend: pages are read where they lie, once for all rows of a unit and a tile of queries.
 
-A forward is two kernels a layer (`triton_kernels.py`): every program attends to its share of the keys, and split
-results are merged. Before them, the keys of final blocks go to their pages, by the kernel of the rotation
-(`kv_targets`) or by one of their own. The kernels read one packed table (`tile_schedule.py`), which is copied to the
-device before the forward. Without `width` the splits follow the load; with it, a row's numbers depend on the row alone.
+A forward is one kernel a layer (`triton_kernels.py`): every program attends to its share of the keys, and the last
+program of a divided tile merges its parts. Before it, the keys of final blocks go to their pages, by the kernel of the
+rotation (`kv_targets`) or by one of their own. The kernels read one packed table (`tile_schedule.py`), which is copied
+to the device before the forward. Without `width` tiles and splits follow the load; with it, a row's numbers depend on
+the row alone.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ class TritonBackend:
             raise ValueError(f"{schedule.shape} does not fit {shape}")
         ends = _table_ends(shape)
         packed = np.zeros(ends[-1] + max(4, len(schedule.pages)), np.int32)
-        items, merges = schedule.items.reshape(-1), schedule.merges.reshape(-1)
-        tables = (items, merges, schedule.indices, schedule.final, schedule.targets, schedule.pages)
+        tables = (schedule.items.reshape(-1), schedule.indices, schedule.final, schedule.targets, schedule.pages)
         for start, table in zip([0, *ends], tables, strict=True):
             packed[start : start + len(table)] = table
         return packed
@@ -96,7 +96,10 @@ class TritonBackend:
 
 
 class _PartialResults:
-    """Results to be merged, `out` `[parts, kv_heads, tile, D]` and `lse` `[parts, kv_heads, tile]`."""
+    """Results to be merged, `out` `[parts, kv_heads, tile, D]` and `lse` `[parts, kv_heads, tile]`.
+
+    `finished` `[parts, kv_heads]`: counters of the kernel, which leaves zeros.
+    """
 
     def __init__(self, shape: ScheduleShape, cache: PagedCache) -> None:
         keys = cache.keys
@@ -104,6 +107,7 @@ class _PartialResults:
         sizes = (max(1, shape.parts), keys.shape[3], shape.tile, keys.shape[4])
         self.out = torch.empty(sizes, device=keys.device, dtype=exact)
         self.lse = torch.empty(sizes[:3], device=keys.device, dtype=exact)
+        self.finished = torch.zeros(sizes[:2], device=keys.device, dtype=torch.int32)
 
 
 class _DeviceTables:
@@ -112,7 +116,7 @@ class _DeviceTables:
     def __init__(self, packed: Tensor, shape: ScheduleShape) -> None:
         self.shape = shape
         ends = _table_ends(shape)
-        self.items, self.merges, self.indices, self.final, self.targets = (
+        self.items, self.indices, self.final, self.targets = (
             packed[start:end] for start, end in zip([0, *ends], ends, strict=False)
         )
         self.pages = packed[ends[-1] :]
@@ -121,7 +125,7 @@ class _DeviceTables:
 def _table_ends(shape: ScheduleShape) -> list[int]:
     """The end of each table. All begin at whole 16 bytes: a kernel is compiled for aligned tables or for others."""
     rows = -(-shape.rows // 4) * 4
-    sizes = (8 * shape.items, 4 * shape.merges, rows, rows, rows)
+    sizes = (-(-9 * shape.items // 4) * 4, rows, rows, rows)
     return [int(end) for end in np.cumsum(sizes)]
 
 
@@ -176,13 +180,9 @@ class TritonForward(PagedAttend):
         strides = (k_flat.stride(0), v_flat.stride(0))
         self._kernels.attend[shape.items, kv_heads](
             q_flat, k_flat, v_flat, out, keys, values, tables.items, tables.pages, tables.indices, tables.final,
-            partials.out, partials.lse, q_flat.stride(0), *strides,
+            partials.out, partials.lse, partials.finished, q_flat.stride(0), *strides,
             **self._loop, **self._head_sizes, **self._tile_sizes,
         )  # fmt: skip
-        if shape.merges:
-            self._kernels.merge[shape.merges, kv_heads](
-                out, tables.merges, partials.out, partials.lse, **self._head_sizes, **self._tile_sizes
-            )
         return out.flatten(2)
 
 

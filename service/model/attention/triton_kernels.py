@@ -3,7 +3,8 @@
 A program of `attend` has some queries of one unit and one key head: the unit's tokens, each with the query heads that
 share the key head. It walks over its share of the pages before the unit, read where they lie, then over the unit's own
 keys, and keeps a running maximum and sum (online softmax, arXiv 2205.14135). A long prefix is split among several
-programs, and `merge` weighs their results by the log-sum-exp (flash decoding). Nothing is copied, no mask is stored.
+programs. The last of them weighs their results by the log-sum-exp, in order (flash decoding). Nothing is copied, no
+mask is stored.
 
 Tokens are numbered through the forward. A page has L tokens of KV_HEADS heads of D numbers. SCALE is the scores' scale
 times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's interpreter, which cannot multiply
@@ -45,12 +46,13 @@ def attend(
     out,  # [T, heads, D], dense
     keys,  # [pages, L, KV_HEADS, D], dense
     values,
-    items,  # [programs, 8], see tile_schedule.AttendItem
+    items,  # [programs, 9], see tile_schedule.AttendItem
     pages,  # the units' page tables, concatenated
     indices,  # [R], block index of each row
     final_rows,  # [R], 1 for a final block
     part_out,  # [parts, KV_HEADS, TILE, D] in ACC
     part_lse,  # [parts, KV_HEADS, TILE], base 2
+    finished,  # [parts, KV_HEADS] int32, 0: the finished programs of a divided tile, at its first part
     q_stride,
     k_stride,
     v_stride,
@@ -66,7 +68,7 @@ def attend(
     WIDE: tl.constexpr,
 ):
     """Grid: items, key heads. An item without tokens is padding."""
-    item = items + tl.program_id(0) * 8
+    item = items + tl.program_id(0) * 9
     head = tl.program_id(1)
     count = tl.load(item + 1)
     if count > 0:
@@ -75,8 +77,10 @@ def attend(
         start = tl.load(item + 3)
         stop = tl.load(item + 4)
         own_start = tl.load(item + 5)
-        own_stop = tl.load(item + 6)
-        part = tl.load(item + 7)
+        number = tl.load(item + 6)
+        first_part = tl.load(item + 7)
+        num_parts = tl.load(item + 8)
+        own_stop = tl.where(number == num_parts - 1, tl.cdiv(first + count, L) * L, 0)
 
         lane = tl.arange(0, TILE)
         valid = lane // GROUP < count
@@ -86,6 +90,8 @@ def attend(
         inside = d < D
         q_at = (token * q_stride + query_head * D)[:, None] + d[None, :]
         query = tl.load(q + q_at, mask=valid[:, None] & inside[None, :], other=0.0)
+        row = token // L
+        index = tl.load(indices + row, mask=valid, other=0)
 
         peak = tl.full([TILE], HIDDEN, ACC)
         total = tl.full([TILE], 0.0, ACC)
@@ -102,8 +108,6 @@ def attend(
             value = tl.load(values + where, mask=which, other=0.0)
             peak, total, result = _fold(query, key, value, there[None, :], peak, total, result, SCALE, ACC, WIDE)
 
-        row = token // L
-        index = tl.load(indices + row, mask=valid, other=0)
         for at in range(own_start, own_stop, KEYS):
             n = (at + step).to(tl.int64)
             there = n < own_stop
@@ -118,58 +122,55 @@ def attend(
             peak, total, result = _fold(query, key, value, seen, peak, total, result, SCALE, ACC, WIDE)
 
         total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
-        result = result / total[:, None]
         which = valid[:, None] & inside[None, :]
-        if part < 0:
-            out_at = (token * (KV_HEADS * GROUP) + query_head) * D
-            tl.store(out + out_at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=which)
+        target = out + ((token * (KV_HEADS * GROUP) + query_head) * D)[:, None] + d[None, :]
+        if num_parts == 1:
+            tl.store(target, (result / total[:, None]).to(out.dtype.element_ty), mask=which)
         else:
-            slot = (part.to(tl.int64) * KV_HEADS + head) * TILE + lane
-            tl.store(part_out + (slot * D)[:, None] + d[None, :], result, mask=which)
+            first_slot = (first_part.to(tl.int64) * KV_HEADS + head) * TILE + lane
+            slot = first_slot + number.to(tl.int64) * (KV_HEADS * TILE)
+            tl.store(part_out + (slot * D)[:, None] + d[None, :], result / total[:, None], mask=which)
             tl.store(part_lse + slot, peak + tl.log2(total), mask=valid)
+            counter = finished + first_part * KV_HEADS + head
+            tl.debug_barrier()
+            if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
+                tl.debug_barrier()
+                tl.store(counter, 0)
+                result = _merged(part_out, part_lse, first_slot, num_parts, valid, d, KV_HEADS, D, D_PAD, TILE, ACC)
+                tl.store(target, result.to(out.dtype.element_ty), mask=which)
 
 
 @triton.jit
-def merge(
-    out,  # [T, heads, D], dense
-    merges,  # [tiles, 4], see tile_schedule.MergeItem
-    part_out,  # [parts, KV_HEADS, TILE, D]
-    part_lse,  # [parts, KV_HEADS, TILE]
-    GROUP: tl.constexpr,
+def _merged(
+    part_out,
+    part_lse,
+    first_slot,  # [TILE], the places of the queries in the first part
+    num_parts,
+    valid,
+    d,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     TILE: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Grid: tiles whose prefix was divided, key heads. A tile without tokens is padding."""
-    tile = merges + tl.program_id(0) * 4
-    head = tl.program_id(1)
-    count = tl.load(tile + 1)
-    if count > 0:
-        first = tl.load(tile)
-        part = tl.load(tile + 2)
-        num_parts = tl.load(tile + 3)
-        lane = tl.arange(0, TILE)
-        valid = lane // GROUP < count
-        d = tl.arange(0, D_PAD)
-        which = valid[:, None] & (d < D)[None, :]
-        peak = tl.full([TILE], HIDDEN, ACC)
-        total = tl.full([TILE], 0.0, ACC)
-        result = tl.full([TILE, D_PAD], 0.0, ACC)
-        for index in range(part, part + num_parts):
-            slot = (tl.cast(index, tl.int64) * KV_HEADS + head) * TILE + lane
-            lse = tl.load(part_lse + slot, mask=valid, other=HIDDEN)
-            higher = tl.maximum(peak, lse)
-            shrink = tl.exp2(peak - higher)
-            weight = tl.exp2(lse - higher)
-            piece = tl.load(part_out + (slot * D)[:, None] + d[None, :], mask=which, other=0.0)
-            result = result * shrink[:, None] + piece * weight[:, None]
-            total = total * shrink + weight
-            peak = higher
-        total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
-        at = ((first + lane // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + lane % GROUP) * D
-        tl.store(out + at[:, None] + d[None, :], (result / total[:, None]).to(out.dtype.element_ty), mask=which)
+    """The parts of a tile, weighed by their log-sum-exp, in order."""
+    which = valid[:, None] & (d < D)[None, :]
+    peak = tl.full([TILE], HIDDEN, ACC)
+    total = tl.full([TILE], 0.0, ACC)
+    result = tl.full([TILE, D_PAD], 0.0, ACC)
+    for number in range(num_parts):
+        slot = first_slot + tl.cast(number, tl.int64) * (KV_HEADS * TILE)
+        lse = tl.load(part_lse + slot, mask=valid, other=HIDDEN)
+        higher = tl.maximum(peak, lse)
+        shrink = tl.exp2(peak - higher)
+        weight = tl.exp2(lse - higher)
+        piece = tl.load(part_out + (slot * D)[:, None] + d[None, :], mask=which, other=0.0)
+        result = result * shrink[:, None] + piece * weight[:, None]
+        total = total * shrink + weight
+        peak = higher
+    total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
+    return result / total[:, None]
 
 
 @triton.jit

@@ -75,27 +75,36 @@ def test_token_confidence_and_entropy(
     torch.testing.assert_close(weights, rule_logits(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.3])
 def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperature: float) -> None:
-    """One program reads 16 parts, then 16 programs read a part each: equal to the bit, alone and beside others."""
-    logits = 4 * torch.randn(3, 1000, generator=torch.Generator().manual_seed(5)).to(device)
-    batch = batch_of(*(Position(SamplingParams(temperature, seed=seed, min_p=0.01)) for seed in range(3)))
+    """One program reads ten parts, then ten programs read a part each: equal to the bit, alone and beside others.
+
+    A program of many parts has noise only where a token can still win. The logits of the last position are equal.
+    """
+    logits = 4 * torch.randn(3, 600, generator=torch.Generator().manual_seed(5)).to(device)
+    logits[2] = 1.0
+    min_p = 0.01, 0.0, 0.0
+    batch = batch_of(*(Position(SamplingParams(temperature, seed=seed, min_p=min_p[seed])) for seed in range(3)))
     results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logits_sampler, "_KERNEL_PART", 64)
-        for programs in (1, 10, 48):
+        for programs in (1, 10, 30):
             patch.setattr(logits_sampler, "_PROGRAMS", programs)
             results.append(sample_by(TritonLogitsSampler(0), logits, batch))
         alone, _ = sample_by(TritonLogitsSampler(0), logits[1:2], batch.select(np.array([1])))
     assert all(torch.equal(results[0][0], values) for values, _ in results)
     assert all(torch.equal(results[0][1], total) for _, total in results)
     assert torch.equal(alone[0], results[0][0][1])
+    wanted, _ = sample_by(TorchLogitsSampler(0), logits.clone(), batch)
+    assert results[0][0][:, 0].tolist() == wanted[:, 0].tolist()
 
 
 @triton.jit
-def _write_noise(words, out, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
+def _write_noise(words, out, limits, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
     index = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
-    tl.store(out + index, sampling_kernels.gumbel(tl.load(words + index).to(tl.uint32, bitcast=True)))
+    word = tl.load(words + index).to(tl.uint32, bitcast=True)
+    tl.store(out + index, sampling_kernels.gumbel(word))
+    tl.store(limits + index, sampling_kernels.noise_limit(word))
 
 
 def words_of_all_shares(count: int) -> Iterator[np.ndarray]:
@@ -108,10 +117,16 @@ def words_of_all_shares(count: int) -> Iterator[np.ndarray]:
 
 
 def largest_errors(device: str, words: np.ndarray) -> tuple[float, float]:
-    """The largest errors of the kernel's noise and of torch's, against the logarithms of float64."""
-    out = torch.empty(len(words), device=device)
+    """The largest errors of the kernel's noise and of torch's, against the logarithms of float64.
+
+    The limit of a word is above its noise, and near it where the noise is high.
+    """
+    out, limits = torch.empty(2, len(words), device=device)
     count = min(len(words), 1 << 16)
-    _write_noise[len(words) // count,](torch.from_numpy(words.view(np.int32)).to(device), out, count)
+    _write_noise[len(words) // count,](torch.from_numpy(words.view(np.int32)).to(device), out, limits, count)
+    assert (limits > out).all()
+    assert not ((limits - out > 0.1) & (out > 3)).any()
+    assert out.max() < sampling_kernels.MOST_NOISE.value
     share = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     share = torch.from_numpy(np.minimum(share, np.float32(1 - 2.0**-24)))
     exact = -(-torch.log1p(-share.double())).log()
