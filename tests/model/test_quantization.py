@@ -41,6 +41,14 @@ def made(scheme: QuantScheme, weight: torch.Tensor) -> QuantizedLinear:
     return QuantizedLinear(quantized(weight, scheme), scheme)
 
 
+def rounded(rows: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
+    """Activations `[..., K]` in float64, as a product of the scheme has them."""
+    if not scheme.activations:
+        return rows.double()
+    values, scales = quantize_activations(rows.flatten(0, -2), scheme)
+    return (values.view(getattr(torch, scheme.dtype)).double() * scales.double()).view(rows.shape)
+
+
 @EVERY_SCHEME
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_number_is_the_nearest_under_its_rows_scale(scheme, dtype):
@@ -70,10 +78,8 @@ def test_a_row_of_zeros_stays_one(scheme):
 def test_the_product_is_that_of_the_widened_matrix(scheme, dtype, rows, depth, width, seed):
     layer = made(scheme, drawn(seed, width, 16 * depth, dtype=dtype))
     x = drawn(seed + 1, 2, rows, 16 * depth, dtype=dtype)
-    wanted = (
-        F.linear(x.double(), layer.values.view(getattr(torch, scheme.dtype)).double()) * layer.scales.double()[:, 0]
-    )
-    close = 2e-2 if scheme.activations or dtype == torch.bfloat16 else 1e-5
+    wanted = F.linear(rounded(x, scheme), layer.tensor.numbers(scheme).double()) * layer.scales.double()[:, 0]
+    close = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(layer(x).double(), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
@@ -82,7 +88,7 @@ def test_the_product_is_that_of_the_widened_matrix(scheme, dtype, rows, depth, w
 def test_a_product_may_have_any_number_of_columns(scheme, depth):
     """Torch's int8 product of a CPU ended the process in bfloat16 where the columns are no multiple of 16."""
     layer, x = made(scheme, drawn(0, 24, depth, dtype=torch.bfloat16)), drawn(1, 4, depth, dtype=torch.bfloat16)
-    expected = F.linear(x.double(), layer.weight.double())
+    expected = F.linear(rounded(x, scheme), layer.weight.double())
     assert (layer(x).double() - expected).abs().max() <= 0.03 * expected.abs().max()
 
 
@@ -125,7 +131,7 @@ def test_experts_answer_as_their_widened_matrices_do_either_way(scheme):
         weight = getattr(wide.experts, name).weight
         delattr(wide.experts, name)
         setattr(wide.experts, name, nn.Parameter(weight))
-    x, close = drawn(3, 1, 21, 64), 0.03 if scheme.activations else 1e-5
+    x, close = drawn(3, 1, 21, 64), {"int8": 1e-5, "w8a8": 0.03, "fp8": 0.1}[scheme.name]
     for fixed_shapes in (False, True):
         wanted = wide(x, fixed_shapes)
         torch.testing.assert_close(mlp(x, fixed_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
@@ -188,43 +194,33 @@ def test_the_kernel_is_that_product(triton_device, scheme, count, depth, width, 
     assert_kernel_is_product(layer, drawn(seed + 1, count, depth, dtype=torch.bfloat16).to(triton_device), scheme)
 
 
-@EVERY_SCHEME
-def test_programs_share_a_long_product(triton_device, scheme):
-    """Twice: the first leaves the counters of finished programs as the second needs them."""
-    assert triton_matmul.num_splits(16, 2100, 3) == 4
-    layer = made(scheme, drawn(1, 130, 2100, dtype=torch.bfloat16)).to(triton_device)
-    for seed in (2, 3):
-        assert_kernel_is_product(layer, drawn(seed, 3, 2100, dtype=torch.bfloat16).to(triton_device), scheme)
-
-
 def test_with_8_bit_activations_the_kernel_has_torchs_bits_whatever_the_tiles(triton_device):
     scheme = QUANT_SCHEMES["w8a8"]
     layer, rows = made(scheme, drawn(0, 40, 1100)), drawn(1, 66, 1100)
     expected = layer(rows)
     values, scales, rows = layer.values.to(triton_device), layer.scales.to(triton_device), rows.to(triton_device)
     for count in (1, 20, 66):
-        assert torch.equal(triton_matmul.product(rows[:count], values, scales, whole=True).cpu(), expected[:count])
+        assert torch.equal(
+            triton_matmul.product(rows[:count], values, scales, activations=True).cpu(), expected[:count]
+        )
 
 
 def assert_kernel_is_product(layer: QuantizedLinear, rows: torch.Tensor, scheme: QuantScheme) -> None:
     values = layer.values.view(getattr(torch, scheme.dtype))
-    done = triton_matmul.product(rows, values, layer.scales, whole=scheme.activations).double()
-    numbers = rows.double()
-    if scheme.activations:
-        bits, row_scales = quantize_activations(rows, scheme)
-        numbers = bits.double() * row_scales.double()
-    expected = F.linear(numbers, values.double()) * layer.scales.double()[:, 0]
+    done = triton_matmul.product(rows, values, layer.scales, activations=scheme.activations).double()
+    expected = F.linear(rounded(rows, scheme), values.double()) * layer.scales.double()[:, 0]
     torch.testing.assert_close(done, expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_kernel_quantizes_activations_as_torch_does(triton_device, dtype):
+@pytest.mark.parametrize("scheme", [QUANT_SCHEMES["w8a8"], QUANT_SCHEMES["fp8"]], ids=["w8a8", "fp8"])
+def test_the_kernel_quantizes_activations_as_torch_does(triton_device, scheme, dtype):
     rows = (drawn(0, 90, 300) * torch.logspace(-6, 3, 90)[:, None]).to(dtype).to(triton_device)
     rows[3], rows[4, 7] = 0.0, 500.0
-    values, scales = triton_matmul.quantize(rows)
-    expected = quantize_activations(rows, QUANT_SCHEMES["w8a8"])
-    assert torch.equal(values, expected[0])
-    assert torch.equal(scales, expected[1][:, 0])
+    values, scales = triton_matmul.quantize(rows, getattr(torch, scheme.dtype))
+    expected = quantize_activations(rows, scheme)
+    assert torch.equal(values.view(torch.int8), expected.values)
+    assert torch.equal(scales, expected.scales[:, 0])
 
 
 def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
@@ -240,30 +236,72 @@ def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
 @pytest.mark.parametrize("rows", [3, 20])
 def test_a_row_may_have_several_scales(scheme, rows):
     bits = QuantizedTensor(quantized(drawn(0, 24, 96), scheme).values, drawn(1, 24, 3).abs())
-    wanted = drawn(2, rows, 96).double() @ bits.dequantized(scheme).double().T
+    wanted = rounded(drawn(2, rows, 96), scheme) @ bits.dequantized(scheme).double().T
     torch.testing.assert_close(product(drawn(2, rows, 96), bits, scheme).double(), wanted, rtol=1e-5, atol=1e-4)
     parts = bits.numbers(scheme).unflatten(1, (3, 32)) * bits.scales[..., None]
     assert torch.equal(bits.dequantized(scheme), parts.flatten(1))
+
+
+#: numbers of rows for each size of a tile, also those that fill none
+ROW_COUNTS = (1, 16, 17, 40, 150, 300)
+
+
+@pytest.mark.parametrize(
+    ("weights", "groups"), [("bfloat16", 1), ("w8a8", 1), ("int8", 1), ("int8", 3), ("fp8", 1), ("fp8", 3)]
+)
+def test_a_rows_bits_depend_neither_on_the_number_of_rows_nor_on_tiles(triton_device, monkeypatch, weights, groups):
+    scheme, width, depth = QUANT_SCHEMES.get(weights), 70, 576
+    values, scales = drawn(0, width, depth, dtype=torch.bfloat16), None
+    if scheme is not None:
+        values = quantized(values, scheme).values.view(getattr(torch, scheme.dtype))
+        scales = drawn(1, width, groups, dtype=torch.bfloat16).to(triton_device)
+    rows, values = drawn(2, 300, depth, dtype=torch.bfloat16).to(triton_device), values.to(triton_device)
+    activations = scheme is not None and scheme.activations
+    numbers = values if activations else rows
+    if activations:
+        once = triton_matmul.quantize(rows, values.dtype)
+        monkeypatch.setattr(triton_matmul, "quantize", lambda rows, _: tuple(part[: len(rows)] for part in once))
+    together = triton_matmul.product(rows, values, scales, activations=activations)
+    for tiling in triton_matmul.tilings_of(numbers, values, 1 if scales is None else groups):
+        monkeypatch.setattr(triton_matmul, "tilings_of", lambda *_, only=tiling: (only,))
+        for count in ROW_COUNTS if tiling.tile == 16 else (1, 300):
+            done = triton_matmul.product(rows[:count], values, scales, activations=activations)
+            assert torch.equal(done, together[:count]), (tiling, count)
+
+
+@EVERY_SCHEME
+@pytest.mark.parametrize("groups", [1, 3])
+def test_an_experts_rows_have_the_bits_of_its_own_product(triton_device, scheme, groups):
+    values = quantized(drawn(0, 4 * 40, 192), scheme).values.view(4, 40, 192)
+    layer = QuantizedExperts(QuantizedTensor(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), scheme).to(
+        triton_device
+    )
+    rows = drawn(2, 100, 192, dtype=torch.bfloat16).to(triton_device)
+    ends = torch.tensor([3, 3, 60, 100], dtype=torch.int32, device=triton_device)
+    done = kernel_product(rows, layer.tensor, scheme, ends)
+    for expert, start, stop in ((0, 0, 3), (2, 3, 60), (3, 60, 100)):
+        own = QuantizedTensor(layer.values[expert], layer.scales[expert])
+        assert torch.equal(done[start:stop], kernel_product(rows[start:stop], own, scheme))
 
 
 @EVERY_SCHEME
 @pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1), (300, 1)])
 def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, groups):
     """Some experts have no rows, the last has most."""
-    groups = 1 if scheme.activations else groups
+    groups = 1 if scheme.name == "w8a8" else groups
     values = quantized(drawn(0, 4 * 40, 96), scheme).values.view(4, 40, 96)
     layer = QuantizedExperts(QuantizedTensor(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), scheme).to(
         triton_device
     )
     rows = drawn(2, count, 96, dtype=torch.bfloat16).to(triton_device)
     ends = torch.tensor([0, count // 4, count // 4, count], dtype=torch.int32, device=triton_device)
-    second, last = rows.double().split([count // 4, count - count // 4])
+    second, last = rounded(rows, scheme).split([count // 4, count - count // 4])
     wanted = torch.cat([second @ layer.weight[1].double().T, last @ layer.weight[3].double().T])
     done = kernel_product(rows, layer.tensor, scheme, ends).double()
     torch.testing.assert_close(done, wanted, rtol=2e-2, atol=1e-2 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize(("scheme", "parts"), [(None, 1), ("int8", 1), ("fp8", 1), ("w8a8", 2)])
+@pytest.mark.parametrize(("scheme", "parts"), [(None, 1), ("int8", 1), ("fp8", 2), ("w8a8", 2)])
 def test_ranks_divide_activations_that_become_8_bits(scheme, parts):
     options = LoadOptions(quantization=scheme, shard=Shard(0, 2))
     assert load_checkpoint(GOLDEN / EXPERTS_NAME, options).activation_parts == parts

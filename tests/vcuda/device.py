@@ -128,6 +128,10 @@ class VirtualTensor(Tensor):
             return func(*args, **(kwargs or {}))
 
 
+#: shared memory of a program by compute capability, as in `cuda_driver.cpp`
+_SHARED_BYTES = {(9, 0): 232448, (8, 0): 166912}
+
+
 class VirtualDevice(TorchDispatchMode):
     """The device. `shapes_only`: memory has no numbers, for models of published sizes.
 
@@ -142,10 +146,11 @@ class VirtualDevice(TorchDispatchMode):
         """No test compiles. So torch need not import its compiler, which takes six seconds."""
         return False
 
-    def __init__(self, *, shapes_only=False, total_bytes=80 * 2**30, capability=(9, 0)):
+    def __init__(self, *, shapes_only=False, total_bytes=80 * 2**30, capability=(9, 0), shared_bytes=None):
         super().__init__()
         self.counts, self.shapes_only, self.total_bytes = Counts(), shapes_only, total_bytes
         self.capability = capability
+        self.shared_bytes = shared_bytes or _SHARED_BYTES[capability]
         self.live_bytes = self.peak_bytes = self.other_bytes = 0
         self.recording: Recording | None = None
         self.num_replays = 0

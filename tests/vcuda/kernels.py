@@ -231,23 +231,24 @@ def silu_times(grid, gate_up, out, width, **_):
 
 
 def quantize_rows(grid, x, values, scales, *_, **__):
-    numbers, row_scales = quantize_activations(x, scheme_named("w8a8"))
-    values.copy_(numbers)
+    scheme = scheme_named("w8a8" if values.dtype == torch.int8 else "fp8")
+    numbers, row_scales = quantize_activations(x, scheme)
+    values.copy_(numbers.view(values.dtype))
     scales.copy_(row_scales[:, 0])
 
 
-def multiply(grid, x, x_scales, values, scales, out, sums, finished, ends, *_, EXPERTS, WHOLE, **__):
+def multiply(grid, x, x_scales, values, scales, out, ends, *_, EXPERTS, **__):
     stops = ends.tolist() if EXPERTS else [len(x)]
     for matrix, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         rows = slice(first, stop)
         bits = values.view(-1, *values.shape[-2:])[matrix].double()
-        scale = scales.view(-1, *scales.shape[-2:])[matrix].double()
+        scale = bits.new_ones(len(bits), 1) if scales is None else scales.view(-1, *scales.shape[-2:])[matrix].double()
+        groups = scale.shape[1]
         numbers = x[rows].double()
-        if WHOLE:
-            total = (numbers @ bits.T).float() * x_scales[rows, None] * scale[:, 0].float()
-        else:
-            total = numbers @ (bits.unflatten(1, (scale.shape[1], -1)) * scale[..., None]).flatten(1).T
-        out[rows] = total.to(out.dtype)
+        total = numbers @ (bits.unflatten(1, (groups, -1)) * (scale[..., None] if groups > 1 else 1)).flatten(1).T
+        if x_scales is not None:
+            total = total.float() * x_scales[rows, None]
+        out[rows] = (total if groups > 1 else total * scale[:, 0].float()).to(out.dtype)
 
 
 KERNELS: dict[str, Callable[..., None]] = {

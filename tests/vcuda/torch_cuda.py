@@ -153,8 +153,9 @@ def virtual_cuda(**options):
 
 def _replace_cuda(patch, device):
     properties = SimpleNamespace(
-        multi_processor_count=PROCESSORS, name="virtual", major=device.capability[0], minor=device.capability[1]
-    )
+        multi_processor_count=PROCESSORS, name="virtual", major=device.capability[0], minor=device.capability[1],
+        shared_memory_per_block_optin=device.shared_bytes,
+    )  # fmt: skip
     replaced: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,

@@ -3,10 +3,9 @@
 A number is `value * scale`, symmetric around zero. A row has one scale, or one for each of several equal groups of its
 columns, as published files may have it.
 
-A product sums the activations' numbers times the 8-bit values, then scales. For few rows the CPU has a product of torch
-for int8. A GPU has a Triton kernel for both types (`triton_matmul.py`). Every other case widens the matrix first, which
-is right but slow. With 8-bit activations a product is one of whole numbers: the Triton kernel's, else torch's. Sums of
-whole numbers are exact, so both give the same result.
+On a GPU every product is our Triton kernel's (`triton_matmul.py`): a row's bits do not depend on the other rows. A CPU
+has products of torch: of few rows and int8, and with int8 activations of whole numbers, whose sums are exact, so they
+are the kernel's. Every other case widens the matrix first, which is right but slow.
 """
 
 from typing import NamedTuple
@@ -84,16 +83,14 @@ def _widened_e4m3(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --- layers ----------------------------------------------------------------------------------------
 
-#: Rows of activations up to which a product reads 8-bit values, by device; for more, widening the matrix is faster. On
-#: CUDA widening moves five bytes for each byte of the matrix. From some 1,000 rows on, cuBLAS should save more time
-#: than that takes: on an H100 the kernel had only lost by then (dev/lab/gpu.md).
-_MAX_ROWS = {"cpu": 8, "cuda": 1024}
+#: rows of activations up to which a CPU reads int8 values; for more, widening the matrix is faster
+_MAX_CPU_ROWS = 8
 #: torch's int8 product of the CPU crashes in bfloat16 where the columns are no multiple of this
 _CPU_MULTIPLE = 16
 #: without Triton: the fewest rows of a product of whole numbers by cuBLAS, and the divisor of its sizes
 _CUBLAS_ROWS, _CUBLAS_MULTIPLE = 32, 8
-#: a kernel's step along the columns lies within a group of them, so groups are multiples of this
-_KERNEL_GROUP = 16
+#: A kernel's step along the columns lies within a group of them. Tensor cores take 32 columns of 8 bits at once.
+_KERNEL_GROUP = 32
 
 
 class _QuantizedLayer(nn.Module):
@@ -163,14 +160,15 @@ def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, sc
 
 def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:
     """rows `[M, K]` times one matrix, `[N, K]` -> `[M, N]`."""
-    device, activations = rows.device.type, scheme.activations
-    few = len(rows) <= _MAX_ROWS.get(device, 0)
-    if device != "cpu" and (few or activations) and has_kernel(rows, tensor):
+    if has_kernel(rows, tensor):
         return kernel_product(rows, tensor, scheme)
-    if activations and (device == "cpu" or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
-        return _integer_product(rows, tensor, scheme)
+    whole, on_cpu = scheme.dtype == "int8", rows.device.type == "cpu"
+    if scheme.activations:
+        if whole and (on_cpu or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
+            return _integer_product(rows, tensor, scheme)
+        rows = quantize_activations(rows, scheme).dequantized(scheme).to(rows.dtype)
     packs = tensor.groups == 1 and rows.shape[1] % _CPU_MULTIPLE == 0
-    if few and device == "cpu" and scheme.dtype == "int8" and packs:
+    if whole and on_cpu and len(rows) <= _MAX_CPU_ROWS and packs:
         scales = tensor.scales[:, 0]
         return torch._weight_int8pack_mm(rows.contiguous(), tensor.values, scales)  # noqa: SLF001 (no other name)
     if tensor.groups == 1:
@@ -178,10 +176,13 @@ def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tenso
     return F.linear(rows, tensor.dequantized(scheme))
 
 
-def quantize_activations(rows: Tensor, scheme: QuantScheme) -> tuple[Tensor, Tensor]:
-    """Activations `[M, K]` in 8 bits, and the scale of each row, `[M, 1]` in fp32."""
+def quantize_activations(rows: Tensor, scheme: QuantScheme) -> QuantizedTensor:
+    """Activations `[M, K]` in 8 bits, with a scale for each row in fp32."""
     peaks = rows.abs().amax(1, keepdim=True).float().clamp_min(_SMALLEST_PEAK)
-    return (rows.float() * (scheme.largest / peaks)).round_().to(torch.int8), peaks / scheme.largest
+    values = rows.float() * (scheme.largest / peaks)
+    if scheme.dtype == "int8":
+        values = values.round_()
+    return QuantizedTensor(values.to(getattr(torch, scheme.dtype)).view(torch.int8), peaks / scheme.largest)
 
 
 def has_kernel(rows: Tensor, tensor: QuantizedTensor) -> bool:
@@ -196,7 +197,7 @@ def kernel_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme, e
     from service.model.quantization import triton_matmul
 
     values = tensor.values.view(getattr(torch, scheme.dtype))
-    return triton_matmul.product(rows, values, tensor.scales, ends, whole=scheme.activations)
+    return triton_matmul.product(rows, values, tensor.scales, ends, activations=scheme.activations)
 
 
 def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:

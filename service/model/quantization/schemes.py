@@ -17,8 +17,7 @@ from service.errors import CheckpointError, SettingsError
 class QuantScheme:
     """How numbers are kept in 8 bits. `dtype`: torch's name of the 8-bit type. `largest`: its largest number.
 
-    `activations`: whether a layer's input is quantized, too, each row with a scale of its own. Products are then sums
-    of whole numbers, which are exact: a row's result does not depend on the other rows.
+    `activations`: whether a layer's input is quantized, too, each row (a token) with a scale of its own.
     """
 
     name: str
@@ -31,7 +30,7 @@ QUANT_SCHEMES = {
     scheme.name: scheme
     for scheme in (
         QuantScheme("int8", "int8", 127.0),
-        QuantScheme("fp8", "float8_e4m3fn", 448.0),
+        QuantScheme("fp8", "float8_e4m3fn", 448.0, activations=True),
         QuantScheme("w8a8", "int8", 127.0, activations=True),
     )
 }

@@ -1,13 +1,20 @@
-"""Triton kernels: activations times 8-bit matrices. `layers.py` calls them.
+"""Triton kernels: activations times matrices, of 8 bits or 16. `layers.py` calls them.
 
-A program has STEP rows of a matrix and TILE rows of activations. It walks over K and widens the 8-bit numbers in
-registers, so that memory is read once and in 8 bits: programs with the same rows of the matrix start together. If there
-are too few programs for a device, several share a result. Each sums a part of K; the last one adds the parts, in order.
-With 8-bit activations one kernel quantizes the rows, and the product's sums are whole numbers, scaled at the end.
+A program has STEP rows of a matrix and TILE rows of activations. It walks over all of K and keeps its sums in one
+accumulator. So an element is summed in the order of K, whatever the tiles: its bits do not depend on the number of
+rows. On Hopper tiles have at least 64 rows of the matrix, the left operand, so every tile takes the same instruction
+(`wgmma` of 64 x n). Memory is read once and in 8 bits: programs with the same rows of the matrix start together.
+
+Products of 8-bit weights and wide activations are scaled step by step, as those with several scales for a row. Steps
+are then equally deep in all tiles. If a step's product stayed in the accumulator, Triton 3.6 would fill the registers
+of the next step's weights while tensor cores may still read them (dev/lab/gpu.md).
+
+With 8-bit activations one kernel quantizes the rows. The product is then one of 8-bit tensor cores, scaled at the end.
+Sums of int8 products are exact. Those of e4m3 products stay in the tensor cores, as `use_fast_accum` of
+`torch._scaled_mm` has it: Hopper keeps some 14 bits of them (dev/lab/gpu.md).
 """
 
-from functools import cache
-from math import gcd
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 import torch
@@ -15,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: the largest number of int8 activations, and the least peak of a row that is not all zeros
-_LARGEST, _SMALLEST_PEAK = tl.constexpr(127.0), tl.constexpr(1e-30)
+#: the least peak of a row that is not all zeros
+_SMALLEST_PEAK = tl.constexpr(1e-30)
 #: 1.5 * 2^23: added and subtracted, it rounds a small number to the nearest whole number, ties to even
 _ROUNDING = tl.constexpr(12582912.0)
 
@@ -24,32 +31,32 @@ _ROUNDING = tl.constexpr(12582912.0)
 @triton.jit
 def quantize_rows(
     x,  # [M, K], dense
-    values,  # [M, K] int8
+    values,  # [M, K] int8 or e4m3
     scales,  # [M] float32
     K,
+    LARGEST: tl.constexpr,
     K_PAD: tl.constexpr,
 ):
-    """Grid: rows. `layers.quantize_activations` is the definition."""
+    """Grid: rows. LARGEST: the largest number in 8 bits. `layers.quantize_activations` is the definition."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, K_PAD)
     inside = column < K
     numbers = tl.load(x + row * K + column, inside, 0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(numbers), 0), _SMALLEST_PEAK)
-    factor = tl.div_rn(1.0, peak) * _LARGEST  # so torch divides a number by a tensor
-    whole = numbers * factor + _ROUNDING - _ROUNDING
-    tl.store(values + row * K + column, whole.to(tl.int8), inside)
-    tl.store(scales + row, tl.div_rn(peak, _LARGEST))
+    numbers *= tl.div_rn(1.0, peak) * LARGEST  # so torch divides a number by a tensor
+    if values.dtype.element_ty == tl.int8:
+        numbers = numbers + _ROUNDING - _ROUNDING
+    tl.store(values + row * K + column, numbers.to(values.dtype.element_ty), inside)
+    tl.store(scales + row, tl.div_rn(peak, LARGEST))
 
 
 @triton.jit(do_not_specialize=["M"])  # one compilation for all numbers of rows
 def multiply(
-    x,  # [M, K], dense, int8 if WHOLE
-    x_scales,  # [M] float32, read if WHOLE
-    values,  # [E, N, K], dense, int8 or fp8
-    scales,  # [E, N, K / GROUP], dense
+    x,  # [M, K], dense
+    x_scales,  # [M] float32, or None
+    values,  # [E, N, K], dense, of x's type or int8
+    scales,  # [E, N, K / GROUP], dense, or None
     out,  # [M, N], dense
-    sums,  # [SPLITS, M, N], float32 or int32 as the sums; used if SPLITS > 1
-    finished,  # int32, 0 for each tile of the result: the finished programs; used if SPLITS > 1
     ends,  # [E] int32: the end of each matrix's rows, read if EXPERTS
     M,
     N,
@@ -58,64 +65,63 @@ def multiply(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     DEPTH: tl.constexpr,
-    SPLITS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    EVEN: tl.constexpr,
+    SCALED: tl.constexpr,
     EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
-    WHOLE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Grid: tiles of activations, tiles of a matrix, parts of K.
+    """Grid: tiles of activations, tiles of a matrix.
 
-    GROUPS: a row of a matrix has several scales, each for GROUP columns. EXPERTS: the number E of matrices, each for
-    some of the rows, or 0 for one matrix. WHOLE: activations are int8, and sums are whole numbers. WIDE multiplies in
-    fp32, for Triton's interpreter.
+    EVEN: K is a multiple of DEPTH. SCALED: each step's product is scaled before it is added; so a row of a matrix may
+    have several scales, each for GROUP columns, a multiple of DEPTH. EXPERTS: the number E of matrices, each for some
+    of the rows, or 0 for one matrix. WIDE multiplies and sums in float64, for Triton's interpreter.
     """
     tile = tl.program_id(0)
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
-    line = column.to(tl.int64)
+    line = tl.minimum(column, N - 1).to(tl.int64)
     first, last, limit = tile * TILE, M, K
     if EXPERTS:
         matrix, first, last = _tile_of_experts(ends, tile, TILE, EXPERTS, EXPERTS_PAD)
         line += matrix.to(tl.int64) * N
         limit = tl.where(first < last, K, 0)
     row = first + tl.arange(0, TILE)
-    length = tl.cdiv(tl.cdiv(K, DEPTH), SPLITS) * DEPTH
-    begin = tl.program_id(2) * length
     depth = tl.arange(0, DEPTH)
-    total = tl.zeros((STEP, TILE), tl.int32 if WHOLE else tl.float32)
-    for start in range(begin, tl.minimum(begin + length, limit), DEPTH):
-        k = start + depth
-        inputs = tl.load(x + row[None, :].to(tl.int64) * K + k[:, None], (row[None, :] < last) & (k[:, None] < K), 0)
-        bits = tl.load(values + line[:, None] * K + k[None, :], (column[:, None] < N) & (k[None, :] < K), 0.0)
-        if WHOLE and not WIDE:
-            total = tl.dot(bits, inputs, total, out_dtype=tl.int32)
+    inputs_at = x + tl.minimum(row, M - 1)[None, :].to(tl.int64) * K + depth[:, None]
+    bits_at = values + line[:, None] * K + depth[None, :]
+    real: tl.constexpr = tl.float64 if WIDE else tl.float32
+    exact: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else real
+    total = tl.zeros((STEP, TILE), real if SCALED else exact)
+    for start in range(0, limit, DEPTH):
+        if EVEN:
+            inputs, bits = tl.load(inputs_at + start), tl.load(bits_at + start)
         else:
-            if WIDE:
-                part = tl.dot(bits.to(tl.float32), inputs.to(tl.float32), input_precision="ieee").to(total.dtype)
-            else:
-                part = tl.dot(bits.to(inputs.dtype), inputs, input_precision="ieee")
-            if GROUPS:
-                scale = tl.load(scales + line * (K // GROUP) + start // GROUP, column < N, 0.0)
-                part *= scale.to(tl.float32)[:, None]
-            total += part
+            inputs = tl.load(inputs_at + start, start + depth[:, None] < K, 0.0)
+            bits = tl.load(bits_at + start, start + depth[None, :] < K, 0.0)
+        if SCALED:
+            scale = tl.load(scales + line * (K // GROUP) + start // GROUP).to(tl.float32)
+            total += _dot(bits, inputs, tl.zeros((STEP, TILE), exact), WIDE) * scale[:, None]
+        else:
+            total = _dot(bits, inputs, total, WIDE)
 
-    cell = row[None, :].to(tl.int64) * N + column[:, None]
+    numbers = total.to(tl.float32)
+    if x_scales is not None:
+        numbers *= tl.load(x_scales + row, row < last, 0.0)[None, :]
+    if scales is not None and not SCALED:
+        numbers *= tl.load(scales + line).to(tl.float32)[:, None]
     inside = (row[None, :] < last) & (column[:, None] < N)
-    size = tl.cast(M, tl.int64) * N
-    if SPLITS > 1:
-        counter = finished + tile * tl.num_programs(1) + tl.program_id(1)
-        tl.store(sums + tl.program_id(2) * size + cell, total, inside)
-        tl.debug_barrier()
-        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
-            tl.debug_barrier()
-            tl.store(counter, 0)
-            total = tl.load(sums + cell, inside, 0)
-            for split in range(1, SPLITS):
-                total += tl.load(sums + split * size + cell, inside, 0)
-            _finish(total, x_scales, scales + line, out + cell, row, column, last, N, inside, GROUPS, WHOLE)
+    tl.store(out + row[None, :].to(tl.int64) * N + column[:, None], numbers.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _dot(bits, inputs, total, WIDE: tl.constexpr):
+    """The product of two tiles on top of a total."""
+    if WIDE:  # by float32: the interpreter cannot widen the smallest e4m3 at once
+        wide_bits, wide_inputs = bits.to(tl.float32).to(tl.float64), inputs.to(tl.float32).to(tl.float64)
+        total += tl.dot(wide_bits, wide_inputs, out_dtype=tl.float64).to(total.dtype)
     else:
-        _finish(total, x_scales, scales + line, out + cell, row, column, last, N, inside, GROUPS, WHOLE)
+        total = tl.dot(bits.to(inputs.dtype), inputs, total, input_precision="ieee", out_dtype=total.dtype)
+    return total
 
 
 @triton.jit
@@ -137,108 +143,133 @@ def _tile_of_experts(ends, tile, TILE: tl.constexpr, EXPERTS: tl.constexpr, EXPE
     return tl.minimum(matrix, EXPERTS - 1), first, tl.sum(tl.where(selected & inside, stop, 0), 0)
 
 
-@triton.jit
-def _finish(
-    total, x_scales, scales, out, row, column, last, N, inside, GROUPS: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    """Scales sums and stores them."""
-    numbers = total.to(tl.float32)
-    if WHOLE:
-        numbers *= tl.load(x_scales + row, row < last, 0.0)[None, :]
-    if not GROUPS:
-        numbers *= tl.load(scales, column < N, 0.0).to(tl.float32)[:, None]
-    tl.store(out, numbers.to(out.dtype.element_ty), inside)
-
-
 # --- tiles -----------------------------------------------------------------------------------------
 
 
 class Tiling(NamedTuple):
-    """The sizes of a program: rows of activations, rows of a matrix, numbers along K; warps, and loads under way."""
+    """The sizes of a program: rows of activations, rows of a matrix, numbers along K; warps, and loads under way.
+
+    `together`: the programs of a multiprocessor that run side by side. `cost`: the time of such a wave for some K, by
+    fits to an H100's times. Its unit is the same within a list.
+    """
 
     tile: int
     step: int
     depth: int
     warps: int
     stages: int
+    together: int
+    cost: float
 
 
-#: By the most rows of activations. Larger tiles read activations and matrices less often from the cache.
-_TILINGS = (
-    Tiling(16, 64, 128, 4, 4),
-    Tiling(32, 64, 128, 4, 4),
-    Tiling(64, 128, 128, 8, 3),
-    Tiling(128, 128, 64, 8, 3),
+#: By the types of activations and matrices: none needs a register in memory on compute capability 9.0.
+_E4M3 = (
+    Tiling(16, 64, 256, 4, 4, 1, 0.069),
+    Tiling(32, 64, 256, 4, 3, 1, 0.122),
+    Tiling(64, 64, 256, 4, 3, 2, 0.132),
+    Tiling(128, 128, 128, 8, 4, 1, 0.251),
+    Tiling(256, 128, 128, 8, 4, 1, 0.37),
 )
-#: the sizes for fp32 activations, for which there are no tensor cores
-_WIDE_TILING = Tiling(16, 32, 64, 4, 2)
-#: Programs that keep a device busy: two for each multiprocessor of an H100. Fewer are divided along K.
-_PROGRAMS = 256
-#: the fewest numbers along K of a program, and the share of the matrix's bytes that partial sums may take
-_LEAST_DEPTH, _MOST_SUMS = 512, 0.25
+_INT8 = (
+    Tiling(16, 64, 256, 4, 4, 1, 0.095),
+    Tiling(32, 64, 256, 4, 3, 1, 0.172),
+    Tiling(64, 64, 256, 4, 3, 1, 0.188),
+    Tiling(64, 128, 128, 4, 4, 2, 0.415),
+    Tiling(128, 128, 128, 8, 3, 2, 0.596),
+)
+_WIDE = (
+    Tiling(16, 64, 256, 4, 4, 1, 0.144),
+    Tiling(32, 64, 128, 4, 4, 1, 0.191),
+    Tiling(64, 64, 128, 4, 3, 2, 0.26),
+    Tiling(128, 128, 64, 8, 4, 1, 0.273),
+    Tiling(256, 128, 64, 8, 3, 1, 0.42),
+)
+#: of products that are scaled step by step: all are equally deep
+_SCALED = (
+    Tiling(16, 64, 128, 4, 6, 1, 0.15),
+    Tiling(32, 64, 128, 4, 4, 1, 0.19),
+    Tiling(64, 64, 128, 4, 3, 1, 0.25),
+    Tiling(128, 64, 128, 4, 3, 1, 0.39),
+)
+#: for fp32 activations, for which there are no tensor cores
+_FLOAT32 = (Tiling(16, 32, 64, 4, 2, 1, 1.0),)
 
 
-def tiling_for(rows: float, itemsize: int = 2) -> Tiling:
-    """The sizes for a number of rows of activations that share a matrix. `itemsize`: the bytes of an activation."""
-    if itemsize > 2:
-        return _WIDE_TILING
-    return next((tiling for tiling in _TILINGS if rows <= tiling.tile), _TILINGS[-1])
+def tilings_of(numbers: Tensor, values: Tensor, groups: int) -> tuple[Tiling, ...]:
+    """The possible sizes of a product of activations `[M, K]` and matrices `[..., N, K]`, the smallest first."""
+    if numbers.element_size() > 2:
+        return _FLOAT32
+    if _is_scaled(numbers, values, groups):
+        return _SCALED
+    return {torch.int8: _INT8, torch.float8_e4m3fn: _E4M3}.get(numbers.dtype, _WIDE)
 
 
-def num_splits(rows: int, depth: int, programs: int) -> int:
-    """The parts of K, a power of two. `rows`: the rows of all tiles. `programs`: the programs without a division.
-
-    Partial sums are written and read once, 8 bytes in all.
-    """
-    splits, most = 1, min(depth // _LEAST_DEPTH, int(_MOST_SUMS * depth / (8 * rows)))
-    while programs * splits < _PROGRAMS and 2 * splits <= most:
-        splits *= 2
-    return splits
+def _is_scaled(numbers: Tensor, values: Tensor, groups: int) -> bool:
+    return groups > 1 or numbers.dtype != values.dtype
 
 
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """The finished programs of each tile of a result. A kernel leaves zeros, and kernels run one after another."""
-    return torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
+class _Device(NamedTuple):
+    """The multiprocessors of a device, and the shared memory of a program in bytes."""
+
+    processors: int
+    shared_bytes: int
 
 
-def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """rows `[M, K]` -> the rows in int8, and the scale of each, `[M]` in fp32."""
+def _device(device: torch.device) -> _Device:
+    """An H100 stands for Triton's interpreter."""
+    if device.type != "cuda":
+        return _Device(132, 227 * 1024)
+    properties = torch.cuda.get_device_properties(device)
+    return _Device(properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 99 * 1024))
+
+
+def _grid(tiling: Tiling, count: int, width: int, experts: int) -> tuple[int, int]:
+    """Tiles of `count` rows, for experts the most that a division of the rows can need; tiles of a matrix."""
+    tiles = min(count, experts) + count // tiling.tile if experts else triton.cdiv(count, tiling.tile)
+    return tiles, triton.cdiv(width, tiling.step)
+
+
+# --- launches --------------------------------------------------------------------------------------
+
+
+def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """rows `[M, K]` -> the rows in int8 or e4m3, and the scale of each, `[M]` in fp32."""
     count, depth = rows.shape
-    values = torch.empty(count, depth, dtype=torch.int8, device=rows.device)
+    values = torch.empty(count, depth, dtype=dtype, device=rows.device)
     scales = torch.empty(count, dtype=torch.float32, device=rows.device)
     quantize_rows[count,](
-        rows.contiguous(), values, scales, depth, K_PAD=triton.next_power_of_2(depth), num_warps=8,
-        enable_fp_fusion=False,
+        rows.contiguous(), values, scales, depth, LARGEST=127.0 if dtype == torch.int8 else torch.finfo(dtype).max,
+        K_PAD=triton.next_power_of_2(depth), num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return values, scales
 
 
-def product(rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor | None = None, *, whole: bool) -> Tensor:
-    """rows `[M, K]`, values `[N, K]` in 8 bits, scales `[N, G]` -> `[M, N]` in the rows' type.
+def product(
+    rows: Tensor, values: Tensor, scales: Tensor | None = None, ends: Tensor | None = None, *, activations: bool = False
+) -> Tensor:
+    """rows `[M, K]`, values `[N, K]` in 8 bits or the rows' type, scales `[N, G]` -> `[M, N]` in the rows' type.
 
     With `ends` `[E]` int32 there are E matrices: values `[E, N, K]`, scales `[E, N, G]`. The rows are sorted by matrix.
-    `whole`: activations are quantized, too.
+    `activations`: the rows are quantized, too, to the type of the values.
     """
-    (count, depth), width, groups = rows.shape, values.shape[-2], scales.shape[-1]
-    experts = 0 if ends is None else len(ends)
-    tiling = tiling_for(count / max(1, experts), 1 if whole else rows.element_size())
-    tiles, steps, splits = triton.cdiv(count, tiling.tile), triton.cdiv(width, tiling.step), 1
-    if experts:
-        tiles = min(count, experts) + count // tiling.tile
-    else:
-        splits = num_splits(tiles * tiling.tile, depth, tiles * steps)
+    (count, depth), width = rows.shape, values.shape[-2]
+    groups, experts = 1 if scales is None else scales.shape[-1], 0 if ends is None else len(ends)
+    numbers, row_scales = quantize(rows, values.dtype) if activations else (rows.contiguous(), None)
+    device = _device(rows.device)
+
+    def cost(tiling: Tiling) -> float:
+        programs = prod(_grid(tiling, count, width, experts))
+        return ceil(programs / (device.processors * tiling.together)) * tiling.cost
+
+    tiling = min(tilings_of(numbers, values, groups), key=cost)
+    step_depth = tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth)
+    stage_bytes = step_depth * (tiling.tile * numbers.element_size() + tiling.step * values.element_size())
     out = rows.new_empty(count, width)
-    numbers, row_scales = quantize(rows) if whole else (rows.contiguous(), rows)
-    sums, counters = out, out
-    if splits > 1:
-        sums = torch.empty(splits, count, width, dtype=torch.int32 if whole else torch.float32, device=rows.device)
-        counters = _counters(rows.device)
-    multiply[tiles, steps, splits](
-        numbers, row_scales, values, scales, out, sums, counters, rows if ends is None else ends, count, width, depth,
-        depth // groups, TILE=tiling.tile, STEP=tiling.step, SPLITS=splits, GROUPS=groups > 1,
-        DEPTH=tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth),
-        EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(max(1, experts)), WHOLE=whole,
-        WIDE=rows.device.type == "cpu", num_warps=tiling.warps, num_stages=tiling.stages,
+    multiply[_grid(tiling, count, width, experts)](
+        numbers, row_scales, values, scales, out, rows if ends is None else ends, count, width, depth, depth // groups,
+        TILE=tiling.tile, STEP=tiling.step, DEPTH=step_depth, EVEN=depth % step_depth == 0,
+        SCALED=_is_scaled(numbers, values, groups), EXPERTS=experts,
+        EXPERTS_PAD=triton.next_power_of_2(max(1, experts)), WIDE=rows.device.type == "cpu", num_warps=tiling.warps,
+        num_stages=max(1, min(tiling.stages, device.shared_bytes // stage_bytes)),
     )  # fmt: skip
     return out
