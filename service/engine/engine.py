@@ -19,7 +19,7 @@ from service.engine.config import EngineConfig
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
-from service.engine.forward.partition import fixed_shapes_for
+from service.engine.forward.partition import deterministic_partition
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import ModelRunner, forward_clock
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
@@ -82,7 +82,7 @@ class Engine:
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         self._deterministic = config.deterministic
-        partition = fixed_shapes_for(checkpoint.device.type, size) if config.deterministic else None
+        partition = deterministic_partition(checkpoint, config.attention) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(num_pages, config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)

@@ -184,6 +184,8 @@ class Graphs:
         key = network, self._attention.capacity(schedule, width)
         if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
             return None
+        if not schedule.shape.fits(key[1]):  # long prefixes of many rows, in parts of a fixed size
+            return None
         tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
         params = None if inputs.chain is None else tables.add(_padded(inputs.chain.params, size))
         attention = tables.add(self._attention.packed(schedule, key[1]))

@@ -90,12 +90,12 @@ class ModelForward:
 
         return PlannedForward(range(planned.num_rows), run, planned.states)
 
-    def plan_chain(self, rows: Sequence[Row], chain: ChainTables, tables: PackedTables) -> GraphForward | None:
-        """Plans a chain of drafts over rows with anchors. None if there is no graph for it."""
-        if self.graphs is None or not rows:
+    def plan_chain(self, group: RowGroup, chain: ChainTables, tables: PackedTables) -> GraphForward | None:
+        """Plans a chain of drafts over a group of rows with anchors. None if there is no graph for it."""
+        if self.graphs is None:
             return None
-        inputs = self._inputs(rows, keep_states=False)._replace(chain=chain)
-        return self.graphs.plan(self._chained, rows, None, inputs, tables)
+        inputs = self._inputs(group.members, keep_states=False)._replace(chain=chain)
+        return self.graphs.plan(self._chained, group.members, group.width, inputs, tables)
 
     def _eager(
         self,

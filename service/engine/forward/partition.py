@@ -1,7 +1,8 @@
 """The partition of a step's rows into forwards: all rows together, or groups of fixed shapes (batch invariance).
 
 Rounding depends on the number of rows of a forward, the longest prefix, the number of sampled positions. `WholeBatch`
-is fast. `FixedShapes` (`deterministic`) gives every row the same shapes in any batch. Called by the runner and the
+is fast. In `deterministic` the numbers of a row do not depend on other rows: `BatchInvariant` has kernels whose sums
+have one order at any size, `FixedShapes` gives every row the same shapes in any batch. Called by the runner and the
 sampler.
 """
 
@@ -16,6 +17,10 @@ from torch import Tensor
 
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
+from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
+from service.model.attention import resolve_backend
+from service.model.batch_invariant import make_batch_invariant
+from service.model.checkpoint import Checkpoint
 
 #: The fixed size of a forward in `FixedShapes` by the device's kind, in tokens and in sampled positions. A larger size
 #: wastes work on a single request, a smaller one splits a batch. On a GPU rows are nearly free until the card is full.
@@ -28,7 +33,8 @@ class RowGroup:
     """Rows that are computed together.
 
     `indices[i]`: the index of `members[i]` in the step; further members are padding. `width`: the number of pages that
-    each row reads, masked where the row has fewer; None: the number that the longest row needs.
+    each row reads, masked where the row has fewer; None: the number that the longest row needs; 0: that number,
+    too, but a row is read in parts that depend on the row alone.
     """
 
     members: Sequence[Row]
@@ -106,8 +112,45 @@ class FixedShapes:
         return groups
 
 
+class BatchInvariant(WholeBatch):
+    """As `WholeBatch`, for networks and kernels whose numbers of a row do not depend on the number of rows.
+
+    Positions with filters are computed by torch's operations, so they are groups of fixed shapes.
+    """
+
+    def __init__(self, max_positions: int, max_random: int, fixed: FixedShapes) -> None:
+        super().__init__(max_positions, max_random)
+        self._fixed = fixed
+
+    def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
+        return [RowGroup(rows, range(len(rows)), 0)]
+
+    def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
+        filtered = batch.metadata.filtered[batch.row]
+        groups = list[PositionGroup]()
+        for positions, indices in ((super().positions, ~filtered), (self._fixed.positions, filtered)):
+            of_kind = np.flatnonzero(indices)
+            if len(of_kind):
+                groups += [PositionGroup(group, of_kind[at]) for group, at in positions(batch.select(of_kind))]
+        return groups
+
+
 #: divides the rows of a step and their sampled positions
-BatchPartition = WholeBatch | FixedShapes
+BatchPartition = WholeBatch | FixedShapes | BatchInvariant
+
+
+def position_limits(vocab_size: int) -> tuple[int, int]:
+    """The most positions that are sampled together; and of those with noise or other copies of their logits."""
+    return max(1, MAX_LOGITS // vocab_size), max(1, MAX_SAMPLED_LOGITS // vocab_size)
+
+
+def deterministic_partition(checkpoint: Checkpoint, attention: str) -> FixedShapes | BatchInvariant:
+    """The partition for `deterministic`. `attention`: the backend's name. May change the checkpoint's products."""
+    fixed = fixed_shapes_for(checkpoint.device.type, checkpoint.config.block_size)
+    backend = resolve_backend(attention, checkpoint.device, checkpoint.dtype)
+    if backend == "triton" and make_batch_invariant(checkpoint):
+        return BatchInvariant(*position_limits(checkpoint.config.vocab_size), fixed)
+    return fixed
 
 
 def fixed_shapes_for(device: str, block_size: int) -> FixedShapes:

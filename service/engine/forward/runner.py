@@ -23,13 +23,12 @@ from service.engine.forward.draft_chains import MAX_FORWARDS, ChainTables, can_c
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
-from service.engine.forward.partition import BatchPartition, WholeBatch, join
+from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, known_rows
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampler import Sampler
 from service.engine.forward.warm_up import WarmUpRows
-from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.device import free_bytes, is_out_of_memory, measure_peak
@@ -65,10 +64,7 @@ class ModelRunner:
         attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
         execution = replace(execution, attention=attention)
         self.config, self.device, self._dtype = checkpoint.config, checkpoint.device, checkpoint.dtype
-        vocab_size = checkpoint.config.vocab_size
-        self._partition = partition or WholeBatch(
-            max(1, MAX_LOGITS // vocab_size), max(1, MAX_SAMPLED_LOGITS // vocab_size)
-        )
+        self._partition = partition or WholeBatch(*position_limits(checkpoint.config.vocab_size))
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
@@ -189,7 +185,7 @@ class ModelRunner:
         if graphs is None or drafts is None or not can_chain(rows, drafts):
             return None
         tables = PackedTables(self.device)
-        planned = self.model.plan_chain(rows, ChainTables.of(rows, drafts), tables)
+        planned = self.model.plan_chain(self._partition.rows(rows)[0], ChainTables.of(rows, drafts), tables)
         results = None if planned is None else graphs.run_chain(planned, min(count, MAX_FORWARDS))
         if results is None:
             return None

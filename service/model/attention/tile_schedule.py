@@ -100,7 +100,7 @@ class ScheduleShape:
         """A shape for any forward of `rows` rows with tiles of this size. `width`: see `AttentionBackend.prepare`."""
         tokens = max(1, tile // config.group)
         tiles = rows * -(-config.block // tokens)
-        if width is None:  # a split prefix is split among `programs`
+        if not width:  # a split prefix is split among `programs`
             return cls(tile, tiles + config.programs, 2 * config.programs, rows)
         items = tiles * -(-width * config.block // FIXED_SPLIT)
         return cls(tile, items, items, rows)
