@@ -62,6 +62,10 @@ def _all_checks(device: torch.device, golden: Path, requests: int) -> Iterator[C
                 partial(_lossless, device, replace(config, deterministic=deterministic), requests),
                 promised=deterministic,
             )
+    if device.type == "cuda" and has_triton(device):
+        for form in (None, *QUANT_SCHEMES.values()):
+            name = form.name if form else "bfloat16"
+            yield Check(f"a row's product alone = together, {name}", partial(_products_alone, device, form))
     for form in QUANT_SCHEMES.values():
         yield Check(f"product with {form.name} matrices", partial(_products, device, form))
         yield Check(f"products of experts with {form.name} matrices", partial(_experts, device, form))
@@ -112,6 +116,25 @@ def _products(device: torch.device, form: QuantScheme) -> tuple[int, int]:
     return right, len(shapes)
 
 
+def _products_alone(device: torch.device, form: QuantScheme | None) -> tuple[int, int]:
+    """The bits of one row's product and of 16 rows', beside those of 2,048 rows. Each number of rows has its tiles."""
+    counts, right = [1, 16, 33, 64, 100, 128, 256, 300, 512, 1024], 0
+    shapes = [(2048, 6144), (4096, 4096), (4096, 24576), (12288, 4096)]
+    for depth, width in shapes:
+        weight = torch.randn(width, depth, device=device, dtype=torch.bfloat16)
+        rows = torch.randn(2048, depth, device=device, dtype=torch.bfloat16)
+        layer = QuantizedLinear(quantized(weight, form), form) if form else partial(_wide_product, weight)
+        together = layer(rows)
+        right += sum(torch.equal(layer(rows[:count]), together[:count]) for count in counts)
+    return right, len(shapes) * len(counts)
+
+
+def _wide_product(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    from service.model.quantization import triton_matmul
+
+    return triton_matmul.product(rows, weight)
+
+
 def _experts(device: torch.device, form: QuantScheme) -> tuple[int, int]:
     """The same of rows that are sorted by expert: some experts have none, one has many."""
     shapes = [(5, 16, 2048, 1536), (90, 8, 768, 2048), (900, 4, 2048, 70)]
@@ -137,7 +160,7 @@ def _activations(x: torch.Tensor, form: QuantScheme) -> torch.Tensor:
     if not form.activations:
         return x.double()
     values, scales = quantize_activations(x, form)
-    return values.double() * scales.double()
+    return values.view(getattr(torch, form.dtype)).double() * scales.double()
 
 
 def _lossless(

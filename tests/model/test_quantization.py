@@ -280,8 +280,8 @@ def test_an_experts_rows_have_the_bits_of_its_own_product(triton_device, scheme,
     ends = torch.tensor([3, 3, 60, 100], dtype=torch.int32, device=triton_device)
     done = kernel_product(rows, layer.tensor, scheme, ends)
     for expert, start, stop in ((0, 0, 3), (2, 3, 60), (3, 60, 100)):
-        own = QuantizedTensor(layer.values[expert], layer.scales[expert])
-        assert torch.equal(done[start:stop], kernel_product(rows[start:stop], own, scheme))
+        alone = QuantizedTensor(layer.values[expert], layer.scales[expert])
+        assert torch.equal(done[start:stop], kernel_product(rows[start:stop], alone, scheme))
 
 
 @EVERY_SCHEME

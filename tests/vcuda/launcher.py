@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 from copy import copy
@@ -54,10 +55,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """The binary that a launch takes. `hash`: Triton's name of it. `shared_bytes`: shared memory of a program."""
+    """The binary that a launch takes. `hash`: Triton's name of it. `shared_bytes`: shared memory of a program.
+
+    `products`: PTX's instructions of tensor cores in it, without their sizes.
+    """
 
     hash: str
     shared_bytes: int
+    products: frozenset[str]
 
 
 class Launcher:
@@ -150,7 +155,8 @@ class _Device:
         compiled = kernel[launch.grid](*launch.args, **launch.kwargs)
         if self._num_launches() == before:
             raise ValueError(f"{name} was not started: its grid {launch.grid} has no program")
-        return Binary(compiled.hash, compiled.metadata.shared)
+        products = re.findall(r"wgmma\.mma_async|mma\.sync", compiled.asm["ptx"])
+        return Binary(compiled.hash, compiled.metadata.shared, frozenset(products))
 
 
 def _portable(error):

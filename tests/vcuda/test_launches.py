@@ -16,6 +16,7 @@ import torch
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.runner import ModelRunner
 from service.model.attention import attention_backend
+from service.model.quantization import triton_matmul
 from service.model.quantization.layers import QuantizedLinear, QuantizedTensor
 from service.model.quantization.schemes import QUANT_SCHEMES
 from tests.model.attention_world import Kind, Shape, World
@@ -74,6 +75,23 @@ def test_a_product_takes_two_kernels_at_most(scheme):
     assert device.counts.kernels == {"multiply": 5} | (
         {"quantize_rows": 5} if QUANT_SCHEMES[scheme].activations else {}
     )
+
+
+@pytest.mark.parametrize("weights", fast_only("fp8".__eq__, [*QUANT_SCHEMES, "bfloat16"]))
+def test_every_tile_of_a_product_takes_the_same_instruction(weights, monkeypatch):
+    """Of an H100's tensor cores. The sums of another one have other bits (`triton_matmul.py`)."""
+    scheme, used = QUANT_SCHEMES.get(weights), []
+    kinds = (scheme.dtype, scheme.activations) if scheme else ("bfloat16", False)
+    values = without_numbers(4096, 4096, dtype=getattr(torch, kinds[0]))
+    numbers = values if kinds[1] else without_numbers(1, 4096)
+    for tiling in triton_matmul.tilings_of(numbers, values, 1):
+        monkeypatch.setattr(triton_matmul, "tilings_of", lambda *_, only=tiling: (only,))
+        with virtual_cuda(shapes_only=True) as device, torch.inference_mode():
+            rows, scales = without_numbers(64, 4096), without_numbers(4096, 1) if scheme else None
+            triton_matmul.product(rows, values, scales, activations=kinds[1])
+        used += [binary.products for binary in device.binaries.values() if binary.products]
+    assert used == [{"wgmma.mma_async"}] * len(used)
+    assert len(used) >= 4
 
 
 def test_every_kernel_of_the_service_is_launched():
