@@ -24,9 +24,9 @@ from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
 from service.model.transfer import PackedTables, SentTable
 
-#: The kernel: tokens of a part, warps, and the programs of a launch: four for each multiprocessor of an H100. Results
-#: do not depend on the number of programs. Four warps were faster on an H100 than eight (dev/lab/gpu.md).
-_KERNEL_PART, _WARPS, _PROGRAMS = 2048, 4, 528
+#: The kernel: tokens of a part, warps, and the programs of a launch: six for each multiprocessor of an H100. There these
+#: sizes were the fastest with noise (dev/lab/gpu.md). Results do not depend on the number of programs.
+_KERNEL_PART, _WARPS, _PROGRAMS = 1024, 4, 792
 
 #: the bits of a key's word
 _WORD = 0xFFFFFFFF
