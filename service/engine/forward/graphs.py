@@ -169,7 +169,8 @@ class Graphs:
         size = self.size(len(rows))
         if size is None:
             return True
-        return (network, self._attention.capacity(self._attention.plan(rows, width, size), width)) in self._graphs
+        capacity = self._attention.capacity(self._attention.plan(rows, width, size), width)
+        return capacity is None or (network, capacity) in self._graphs
 
     def seal(self) -> None:
         self._sealed = True
@@ -181,10 +182,11 @@ class Graphs:
         if size is None:
             return None
         schedule = self._attention.plan(rows, width, size)
-        key = network, self._attention.capacity(schedule, width)
-        if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
+        capacity = self._attention.capacity(schedule, width)
+        if capacity is None:
             return None
-        if not schedule.shape.fits(key[1]):  # long prefixes of many rows, in parts of a fixed size
+        key = network, capacity
+        if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
             return None
         tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
         params = None if inputs.chain is None else tables.add(_padded(inputs.chain.params, size))

@@ -70,8 +70,10 @@ class TritonBackend:
         padding = 0 if num_rows is None else num_rows - len(rows)
         return schedule_tiles(rows, self.config, self._page_tables, width, padding)
 
-    def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
-        return ScheduleShape.sufficient(len(schedule.indices), schedule.tile, width, self.config)
+    def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape | None:
+        """The shape that schedules of as many rows share. None if this one, in parts of a fixed size, has too many."""
+        shape = ScheduleShape.sufficient(len(schedule.indices), schedule.tile, width, self.config)
+        return shape if schedule.shape.fits(shape) else None
 
     def packed(self, schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
         """All tables in one, padded with 0, which is no work. ValueError if the schedule does not fit the shape."""

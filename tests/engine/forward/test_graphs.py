@@ -1,7 +1,6 @@
 """Captured forwards on the CPU: buffers are filled and chosen as for CUDA, and replaying calls the function."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -87,7 +86,7 @@ def made(attention: Any, capture: Any, **options: Any) -> Graphs:
 
 
 def run(graphs: Graphs, rows: int, width: int | None = None, *, anchored: bool = False, network: Any = doubled) -> Any:
-    tokens, positions, _ = (None if table is None else table.numpy() for table in astuple(inputs(rows)))
+    tokens, positions = inputs(rows).tokens.numpy(), inputs(rows).positions.numpy()
     tables = PackedTables(torch.device("cpu"))
     hidden = torch.full((1, 4, 2), 0.5, dtype=torch.float64)
     anchors = [Anchor(ForwardOutput(hidden), 0)] * rows if anchored else None
