@@ -24,8 +24,8 @@ from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model import triton_support
 from service.model.transfer import PackedTables, SentTable
 
-#: The kernel: tokens of a part, warps, and the programs of a launch: six for each multiprocessor of an H100. There these
-#: sizes were the fastest with noise (dev/lab/gpu.md). Results do not depend on the number of programs.
+#: The kernel: tokens of a part, warps, and the programs of a launch: six for each multiprocessor of an H100, on which
+#: these were the fastest with noise (dev/lab/gpu.md). Results do not depend on the number of programs.
 _KERNEL_PART, _WARPS, _PROGRAMS = 1024, 4, 792
 
 #: the bits of a key's word
