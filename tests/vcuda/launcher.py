@@ -57,12 +57,14 @@ class Launch:
 class Binary:
     """The binary that a launch takes. `hash`: Triton's name of it. `shared_bytes`: shared memory of a program.
 
-    `products`: PTX's instructions of tensor cores in it, without their sizes.
+    `products`: PTX's instructions of tensor cores in it, without their sizes. `running`: how many of their groups may
+    still run when a loop begins again.
     """
 
     hash: str
     shared_bytes: int
     products: frozenset[str]
+    running: int
 
 
 class Launcher:
@@ -155,8 +157,15 @@ class _Device:
         compiled = kernel[launch.grid](*launch.args, **launch.kwargs)
         if self._num_launches() == before:
             raise ValueError(f"{name} was not started: its grid {launch.grid} has no program")
-        products = re.findall(r"wgmma\.mma_async|mma\.sync", compiled.asm["ptx"])
-        return Binary(compiled.hash, compiled.metadata.shared, frozenset(products))
+        ptx = compiled.asm["ptx"]
+        products = frozenset(re.findall(r"wgmma\.mma_async|mma\.sync", ptx))
+        return Binary(compiled.hash, compiled.metadata.shared, products, _running(ptx))
+
+
+def _running(ptx):
+    loops = [body for _, body in re.findall(r"^(\$L__BB\d+_\d+):(.*?bra\s+\1;)", ptx, re.DOTALL | re.MULTILINE)]
+    waits = [re.findall(r"wgmma\.wait_group\S*\s+(\d+)", body) for body in loops]
+    return max((int(numbers[-1]) for numbers in waits if numbers), default=0)
 
 
 def _portable(error):
