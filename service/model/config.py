@@ -68,6 +68,7 @@ class ModelConfig:
     scale_columns: int | None = None  # the columns of a quantized row that share a scale; None: all
     rotary_dim: int | None = None  # the rotated numbers of a head, the first ones; None: all
     qk_norm: bool = True  # whether each head of queries and keys has a norm
+    qkv_bias: bool = False  # whether the projections to queries, keys and values have biases
 
     @property
     def num_kv_layers(self) -> int:
