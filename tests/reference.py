@@ -16,6 +16,7 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs, Step
 from service.decode.canvas import Canvas
+from service.decode.first_token import decode_after_first
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction
 from service.engine.forward.logits_sampler import gumbel, noise_keys
@@ -112,24 +113,31 @@ class Reference:
         judge: Sequence[int] = (),
         sequence: Standing | None = None,
         edit: Sequence[int] = (),
+        before: Tensor | None = None,
     ) -> Prediction:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick has the position's two likeliest tokens.
 
         Tokens are drawn at the request's temperature. Rules read the logits at 1, or at a higher temperature.
         `sequence`: the request and its tokens, on which penalties, bias and forbidden tokens depend; None: it has none.
-        `edit`: revealed positions that are read as masked ones are.
+        `edit`: revealed positions that are read as masked ones are. `before`: the last hidden state of the block before,
+        `[1, H]`, which predicts the first token where outputs are shifted.
         """
-        logits = self.checkpoint.backbone.logits(hidden).float()
+        outputs, size = hidden, len(state.tokens)
+        if self.config.shifted:
+            outputs = torch.cat([hidden[:1] if before is None else before, hidden[:-1]])
+        logits = self.checkpoint.backbone.logits(outputs).float()
         if sequence is not None:
             for position in (*state.masked, *judge, *edit):
                 logits[position] = plain_adjusted(logits[position], sequence, state, position)
         rule_logits, logits = logits / max(1.0, sampling.temperature), logits / (sampling.temperature or 1.0)
         probabilities = (rule_logits - rule_logits.logsumexp(-1, keepdim=True)).exp()  # rounded as by the engine
-        logprobs, masked = logits.log_softmax(-1), sorted((*state.masked, *edit))
+        logprobs, masked = logits.log_softmax(-1), sorted((*self.readable(state), *edit))
         scores = torch.stack([self.allowed(row, sampling) for row in logits[masked]]) if masked else logits[:0]
         if sampling.temperature > 0:
-            row = Row(state, start // len(state.tokens), (), False, sampling, rescore=tuple(edit), edits=True)
-            keys = noise_keys(SamplingBatch.from_rows([row], len(state.tokens)))  # one for each position
+            row = Row(state, start // size, (), False, sampling, rescore=tuple(edit), edits=True)
+            if self.config.shifted and state.tokens[0] == MASKED:
+                row = Row(Block((0,) * size), start // size - 1, (), False, sampling, opens_next=True)
+            keys = noise_keys(SamplingBatch.from_rows([row], size, self.config.sub_block_size))  # one for each position
             scores = scores + gumbel(torch.tensor(keys), torch.arange(scores.shape[-1]))
         picks = [
             Pick(
@@ -144,6 +152,15 @@ class Reference:
         entropies = torch.special.entr(rule_logits[masked].softmax(-1)).sum(-1).tolist()
         judged = tuple(Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge)
         return prediction_of(picks, judged, hidden, entropies)
+
+    def readable(self, state: Block) -> Sequence[int]:
+        """The masked positions that a forward may reveal."""
+        masked, sub_block = state.masked, self.config.sub_block_size
+        if sub_block is None or not masked:
+            return masked
+        if masked[0] == 0:
+            return (0,)
+        return tuple(position for position in masked if position // sub_block == masked[0] // sub_block)
 
     def top_two(self, logprobs: Tensor, confidences: Tensor) -> PositionLogprobs:
         """The two likeliest tokens with their log-probabilities and confidences, the mask token's share included.
@@ -196,13 +213,15 @@ class Reference:
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
         if sequence is not None:
             canvas.without_bad_words = sequence.without_bad_words
-        policy, forwards, start = mode.decode(canvas), 0, len(clean)
+        shifted, forwards, start = self.config.shifted, 0, len(clean)
+        policy = decode_after_first(mode, canvas) if shifted else mode.decode(canvas)
+        before = self.hidden(clean)[-1:] if shifted and clean else None
         query = next(policy)
         while True:
             if isinstance(query, Evaluate):
-                forwards += 1
+                forwards += not shifted or query.states[0].tokens[0] != MASKED
                 readings = tuple(
-                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit)
+                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit, before)
                     for s in query.states
                 )
             else:

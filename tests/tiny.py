@@ -56,6 +56,17 @@ DIFFCODER: dict[str, Any] = {
 }
 
 
+#: what makes `tiny_config` Fast-dLLM v2, with MRP: blocks of 8 in sub-blocks of 4, and a tied head
+FAST_DLLM: dict[str, Any] = {
+    "model_type": "Fast_dLLM_Qwen",
+    "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "block_size": None,
+    "bd_size": 8,
+    "small_block_size": 4,
+    "tie_word_embeddings": True,
+}
+
+
 @cache
 def golden(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """A golden checkpoint. Tests share it, so none may change its weights."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from service.decode.block import MASKED, Block, new_tuple
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, GrammarMatcher
+from service.decode.first_token import decode_after_first
 from service.decode.mode import Pace
 from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
@@ -43,9 +44,17 @@ class RunningRequest:
     """A running request."""
 
     def __init__(
-        self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
+        self,
+        request: GenerationRequest,
+        block_size: int,
+        lease: Lease,
+        submitted: float,
+        drafts: RequestDrafts,
+        *,
+        shifted: bool = False,
     ) -> None:
         self.request, self.submitted, self._block_size, self.drafts = request, submitted, block_size, drafts
+        self._shifted = shifted  # whether the model's outputs are
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -54,7 +63,8 @@ class RunningRequest:
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
-        self._draft_vocabulary = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
+        # draft candidates are not adjusted, and are of positions that the backbone has read, not of later sub-blocks
+        self._draft_vocabulary = self._only_drafts and self._adjuster is None and not shifted
 
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
         prompt = lease.prefix.blocks
@@ -116,7 +126,15 @@ class RunningRequest:
         unwritten = len(self.blocks.unwritten)
         if self._num_unread:
             return unwritten + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
+        if self._reads_first and unwritten:
+            return unwritten
         return unwritten + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether the first position is read next, by a row of the block before."""
+        query = self._query
+        return self._shifted and isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
 
     @property
     def waits(self) -> bool:
@@ -147,6 +165,8 @@ class RunningRequest:
             if len(rows) < len(unwritten):
                 return rows
         query = self._query
+        if self._reads_first:
+            return self._with_first(rows, budget)
         if self._num_unread:
             if self._ahead is not None and len(rows) + 1 + self._ahead.uncertain <= budget:
                 rows += self._rows_ahead(self._ahead)
@@ -181,9 +201,11 @@ class RunningRequest:
             self._num_unread += 1
             return
         stored = self.blocks.begin(rows, anchors)
-        if stored == len(rows):
+        if rows[-1].sampling is None:
             return
         self._num_unread += 1
+        if self.pace is None:
+            return
         row, following = rows[stored], None
         if row.writes_kv:
             self._uncertain = rows[stored:], anchors[stored:]
@@ -218,6 +240,11 @@ class RunningRequest:
             self._ahead = self._after(following[0], anchors[1], self._block_size)
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        if rows[-1].opens_next:
+            kind: ForwardKind = "prefill" if rows[0].index < self._prompt_blocks else "commit"
+            self.stats.count((kind,))
+            self._receive_evaluation(rows[-1], [predictions[-1]._replace(positions=(0,))])
+            return (kind,)
         if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
             self.stats.count(("denoise",))
             self._receive_evaluation(rows[0], predictions)
@@ -234,7 +261,7 @@ class RunningRequest:
         elif not evaluated:
             kinds = ("commit",)
         if evaluated:
-            kind: ForwardKind = "denoise" if evaluated == 1 else "verify"
+            kind = "denoise" if evaluated == 1 else "verify"
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
@@ -295,7 +322,8 @@ class RunningRequest:
         if self._matcher is not None:
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
-        self._decoding = self.request.mode.decode(self._canvas)
+        mode = self.request.mode
+        self._decoding = decode_after_first(mode, self._canvas) if self._shifted else mode.decode(self._canvas)
 
     def _budget(self) -> DraftBudget:
         """The budget of drafts in the next forward: nothing if it has already begun."""
@@ -396,10 +424,24 @@ class RunningRequest:
             new_tuple(Row, (
                 state, index, pages, False, sampling, query.edit, None, entropy, drafts,
                 masks.get(state) if masks else None, logprobs,
-                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits,
+                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits, False,
             ))
             for state in query.states
         ]  # fmt: skip
+
+    def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
+        """The rows to store, of which the last one also reads the first position of the block that is decoded.
+
+        If its block is stored already, as the prompt's last one may be, it is computed again and not stored.
+        """
+        index, query = self._index - 1, self._query
+        if not isinstance(query, Evaluate) or not budget:
+            return rows
+        if not rows:
+            block = Block(self.lease.prefix.blocks[index])
+            rows = [Row(block, index, self.lease.pages, writes_kv=False)]
+        (read,), last = self._rows(query), rows[-1]
+        return [*rows[:-1], read._replace(state=last.state, index=index, writes_kv=last.writes_kv, opens_next=True)]
 
     def _refines(self, ahead: Ahead) -> bool:
         return ahead.after is not None and self.pace is not None and ahead.mrp_steps < self.pace.mrp_steps

@@ -42,15 +42,25 @@ class Waiting:
 
 
 class Scheduler:
-    """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
+    """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests.
+
+    `shifted`: whether the model's outputs are (`ModelConfig.shifted`).
+    """
 
     def __init__(
-        self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
+        self,
+        pages: PrefixCache,
+        block_size: int,
+        config: EngineConfig,
+        planner: DraftPlanner,
+        prompt_rows: int,
+        *,
+        shifted: bool = False,
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue()
         self.running: list[RunningRequest] = []
         self._lookups = (0, 0)
-        self._pages, self._block_size = pages, block_size
+        self._pages, self._block_size, self._shifted = pages, block_size, shifted
         self._max_running, self._max_rows = config.max_running, config.max_rows
         self._prompt_rows = max(1, prompt_rows)
         self._long_prefix = -(-_LONG_PREFIX // block_size)
@@ -83,7 +93,7 @@ class Scheduler:
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, mrp_steps)
             kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
-            running = kind(request, self._block_size, lease, first.submitted, drafts)
+            running = kind(request, self._block_size, lease, first.submitted, drafts, shifted=self._shifted)
             running.allow_ahead(self._ahead)
             if self._pages.shares:
                 looked_up, cached = self._lookups

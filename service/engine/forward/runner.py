@@ -67,9 +67,11 @@ class ModelRunner:
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
-        self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
+        sub_block = self.config.sub_block_size
+        self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates, sub_block)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
-        self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
+        can_reveal = has_kernels or self.device.type == "cpu"
+        self.keeps_states = can_reveal and checkpoint.shard.size == 1 and not self.config.shifted
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)

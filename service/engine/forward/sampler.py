@@ -40,18 +40,26 @@ class _Part(NamedTuple):
 
 
 class Sampler:
-    """Samples over a backbone's `lm_head`. `num_candidates`: the size of a position's draft vocabulary, 0: none."""
+    """Samples over a backbone's `lm_head`.
+
+    `num_candidates`: the size of a position's draft vocabulary, 0: none. `sub_block`: `ModelConfig.sub_block_size`.
+    """
 
     def __init__(
-        self, backbone: Backbone, logits_sampler: LogitsSampler, partition: BatchPartition, num_candidates: int
+        self,
+        backbone: Backbone,
+        logits_sampler: LogitsSampler,
+        partition: BatchPartition,
+        num_candidates: int,
+        sub_block: int | None = None,
     ) -> None:
         self._backbone, self._logits_sampler, self._partition = backbone, logits_sampler, partition
-        self._mask = logits_sampler.mask_token_id
+        self._mask, self._sub_block = logits_sampler.mask_token_id, sub_block
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)
 
     def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
         length = len(rows[0].state.tokens)
-        batch = SamplingBatch.from_rows(rows, length)
+        batch = SamplingBatch.from_rows(rows, length, self._sub_block)
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
         collector = LogprobsCollector(batch, self._mask)
         is_short = np.zeros(len(batch), np.bool_) if drafts is None else drafts.present[batch.row]
@@ -150,7 +158,7 @@ def _predictions(
     batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32], logprobs: Mapping[int, PositionLogprobs]
 ) -> list[Prediction]:
     """The values `[M, 4]` of the positions -> a Prediction for each row. Rescored positions come last."""
-    rows, length = batch.metadata.rows, batch.metadata.length
+    rows, length, shift = batch.metadata.rows, batch.metadata.length, batch.metadata.shift
     chosen = int(np.count_nonzero(batch.chosen))
     ends = np.bincount(batch.row[:chosen], minlength=len(rows)).cumsum().tolist()
     positions, tokens = tuple(batch.position[:chosen].tolist()), tuple(values.view(np.int32)[:, 0].tolist())
@@ -172,7 +180,7 @@ def _predictions(
                     rescored.get(index, ()),
                     new_tuple(Anchor, (output, index)),
                     entropies[start:end] if row.entropy else (),
-                    [logprobs.get(index * length + position) for position in masked] if logprobs else (),
+                    [logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
                     token_logprobs[start:end] if cold[index] else (),
                 ),
             )
