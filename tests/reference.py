@@ -113,19 +113,16 @@ class Reference:
         judge: Sequence[int] = (),
         sequence: Standing | None = None,
         edit: Sequence[int] = (),
-        before: Tensor | None = None,
     ) -> Prediction:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick has the position's two likeliest tokens.
 
         Tokens are drawn at the request's temperature. Rules read the logits at 1, or at a higher temperature.
         `sequence`: the request and its tokens, on which penalties, bias and forbidden tokens depend; None: it has none.
-        `edit`: revealed positions that are read as masked ones are. `before`: the last hidden state of the block before,
-        `[1, H]`, which predicts the first token where outputs are shifted.
+        `edit`: revealed positions that are read as masked ones are.
+        Where outputs are shifted, a state without its first token is read by the hidden states of the block before.
         """
-        outputs, size = hidden, len(state.tokens)
-        if self.config.shifted:
-            outputs = torch.cat([hidden[:1] if before is None else before, hidden[:-1]])
-        logits = self.checkpoint.backbone.logits(outputs).float()
+        size = len(state.tokens)
+        logits = self.checkpoint.backbone.logits(hidden.roll(1, 0) if self.config.shifted else hidden).float()
         if sequence is not None:
             for position in (*state.masked, *judge, *edit):
                 logits[position] = plain_adjusted(logits[position], sequence, state, position)
@@ -215,13 +212,15 @@ class Reference:
             canvas.without_bad_words = sequence.without_bad_words
         shifted, forwards, start = self.config.shifted, 0, len(clean)
         policy = decode_after_first(mode, canvas) if shifted else mode.decode(canvas)
-        before = self.hidden(clean)[-1:] if shifted and clean else None
         query = next(policy)
         while True:
-            if isinstance(query, Evaluate):
-                forwards += not shifted or query.states[0].tokens[0] != MASKED
+            if isinstance(query, Evaluate) and shifted and query.states[0].tokens[0] == MASKED:
+                before = self.hidden(clean)[-len(canvas.block.tokens) :]
+                readings = (self.read(before, canvas.block, start, sampling, (), sequence),)
+            elif isinstance(query, Evaluate):
+                forwards += 1
                 readings = tuple(
-                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit, before)
+                    self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit)
                     for s in query.states
                 )
             else:

@@ -28,6 +28,7 @@ from service.engine.request import BlockEvent, FinishReason, ForwardKind, Genera
 from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
 from service.errors import MrpServeError, OutputsNotFinite
+from service.model.config import ModelConfig
 
 
 class Ahead(NamedTuple):
@@ -44,17 +45,11 @@ class RunningRequest:
     """A running request."""
 
     def __init__(
-        self,
-        request: GenerationRequest,
-        block_size: int,
-        lease: Lease,
-        submitted: float,
-        drafts: RequestDrafts,
-        *,
-        shifted: bool = False,
+        self, request: GenerationRequest, model: ModelConfig, lease: Lease, submitted: float, drafts: RequestDrafts
     ) -> None:
-        self.request, self.submitted, self._block_size, self.drafts = request, submitted, block_size, drafts
-        self._shifted = shifted  # whether the model's outputs are
+        self.request, self.submitted, self.drafts = request, submitted, drafts
+        block_size = self._block_size = model.block_size
+        self._shifted = model.shifted
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -64,7 +59,7 @@ class RunningRequest:
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
         # draft candidates are not adjusted, and are of positions that the backbone has read, not of later sub-blocks
-        self._draft_vocabulary = self._only_drafts and self._adjuster is None and not shifted
+        self._draft_vocabulary = self._only_drafts and self._adjuster is None and not model.shifted
 
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
         prompt = lease.prefix.blocks

@@ -144,7 +144,7 @@ class CheckingRunner(RunnerWrapper):
             size = len(row.state.tokens)
             assert list(reading.positions) == [size]
             reading, following = reading._replace(positions=(0,)), Block((MASKED,) * size)
-            wanted = self.reference.read(hidden, following, start + size, row.sampling, before=hidden[-1:])
+            wanted = self.reference.read(hidden, following, start + size, row.sampling)
         else:
             wanted = self.reference.read(hidden, row.state, start, row.sampling, judge, edit=edit)
             assert [pick.position for pick in reading.picks] == sorted((*self.reference.readable(row.state), *edit))

@@ -67,8 +67,7 @@ class ModelRunner:
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
-        sub_block = self.config.sub_block_size
-        self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates, sub_block)
+        self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
         can_reveal = has_kernels or self.device.type == "cpu"
         self.keeps_states = can_reveal and checkpoint.shard.size == 1 and not self.config.shifted

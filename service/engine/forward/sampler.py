@@ -28,7 +28,7 @@ from service.engine.forward.row_states import has_states, plan_locate, plan_reve
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
-from service.model.backbone import Backbone
+from service.model.checkpoint import Checkpoint
 from service.model.transfer import PackedTables, to_host_async
 
 
@@ -40,22 +40,14 @@ class _Part(NamedTuple):
 
 
 class Sampler:
-    """Samples over a backbone's `lm_head`.
-
-    `num_candidates`: the size of a position's draft vocabulary, 0: none. `sub_block`: `ModelConfig.sub_block_size`.
-    """
+    """Samples over a backbone's `lm_head`. `num_candidates`: the size of a position's draft vocabulary, 0: none."""
 
     def __init__(
-        self,
-        backbone: Backbone,
-        logits_sampler: LogitsSampler,
-        partition: BatchPartition,
-        num_candidates: int,
-        sub_block: int | None = None,
+        self, checkpoint: Checkpoint, logits_sampler: LogitsSampler, partition: BatchPartition, num_candidates: int
     ) -> None:
-        self._backbone, self._logits_sampler, self._partition = backbone, logits_sampler, partition
-        self._mask, self._sub_block = logits_sampler.mask_token_id, sub_block
-        self._num_candidates = min(num_candidates, len(backbone.head) - 1)
+        self._backbone, self._logits_sampler, self._partition = checkpoint.backbone, logits_sampler, partition
+        self._mask, self._sub_block = logits_sampler.mask_token_id, checkpoint.config.sub_block_size
+        self._num_candidates = min(num_candidates, len(self._backbone.head) - 1)
 
     def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
         length = len(rows[0].state.tokens)

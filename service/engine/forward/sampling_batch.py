@@ -221,6 +221,6 @@ class SamplingBatch:
 def _in_open_sub_block(masked: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
     """masked `[S, L]` -> those in the leftmost sub-block that has any. The first position is the block before's."""
     ends = (masked.argmax(1) // size + 1) * size
-    opened = masked & (np.arange(masked.shape[1]) < ends[:, None])
+    opened: NDArray[np.bool_] = masked & (np.arange(masked.shape[1]) < ends[:, None])
     opened[:, 0] = False
     return opened
