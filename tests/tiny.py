@@ -16,6 +16,8 @@ EXPERTS_NAME = "sdar-moe-random-b"
 LLADA2_NAME = "llada2-moe-random-d"
 #: Stable-DiffCoder's, with MRP
 DIFFCODER_NAME = "stable-diffcoder-random-e"
+#: Fast-dLLM v2's, with MRP
+FAST_DLLM_NAME = "fast-dllm-random-f"
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts

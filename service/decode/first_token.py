@@ -1,4 +1,4 @@
-"""The first token of a block, which a model with shifted outputs predicts by the block before (`ModelConfig.shifted`)."""
+"""The first token of a block in models with shifted outputs: the block before predicts it (`ModelConfig.shifted`)."""
 
 from service.decode.block import MASKED
 from service.decode.canvas import Canvas
