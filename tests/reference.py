@@ -18,7 +18,7 @@ from service.decode.block import MASKED, Block, Pick, PositionLogprobs, Step
 from service.decode.canvas import Canvas
 from service.decode.first_token import decode_after_first
 from service.decode.mode import DecodingMode
-from service.decode.policy import Evaluate, Prediction
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.engine.forward.logits_sampler import gumbel, noise_keys
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
@@ -89,7 +89,9 @@ class Reference:
         return self.checkpoint.mrp(embedded, anchors[None], backbone.rotation(positions), attend)[0]
 
     def evaluate(self, prefix: Sequence[int], state: Block) -> Tensor:
-        """Hidden states of a block behind its clean prefix, `[L, H]`."""
+        """Hidden states of a block behind its clean prefix, `[L, H]`. Without its first token: of the block before."""
+        if self.lacks_first(state):
+            return self.hidden(prefix)[-len(state.tokens) :]
         return self.hidden([*prefix, *self.filled(state)])[len(prefix) :]
 
     def refine(self, prefix: Sequence[int], state: Block, anchor: Tensor) -> Tensor:
@@ -100,6 +102,14 @@ class Reference:
     def filled(self, state: Block) -> list[int]:
         """A block's tokens with the mask token where nothing is decoded."""
         return [self.config.mask_token_id if token == MASKED else token for token in state.tokens]
+
+    def lacks_first(self, state: Block) -> bool:
+        """Whether the state's first token is to be predicted by the block before."""
+        return self.config.shifted and state.tokens[0] == MASKED
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden `[L, H]` -> the logits of each position's token, `[L, V]`."""
+        return self.checkpoint.backbone.logits(hidden.roll(1, 0) if self.config.shifted else hidden)
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -119,10 +129,8 @@ class Reference:
         Tokens are drawn at the request's temperature. Rules read the logits at 1, or at a higher temperature.
         `sequence`: the request and its tokens, on which penalties, bias and forbidden tokens depend; None: it has none.
         `edit`: revealed positions that are read as masked ones are.
-        Where outputs are shifted, a state without its first token is read by the hidden states of the block before.
         """
-        size = len(state.tokens)
-        logits = self.checkpoint.backbone.logits(hidden.roll(1, 0) if self.config.shifted else hidden).float()
+        size, logits = len(state.tokens), self.logits(hidden).float()
         if sequence is not None:
             for position in (*state.masked, *judge, *edit):
                 logits[position] = plain_adjusted(logits[position], sequence, state, position)
@@ -132,7 +140,7 @@ class Reference:
         scores = torch.stack([self.allowed(row, sampling) for row in logits[masked]]) if masked else logits[:0]
         if sampling.temperature > 0:
             row = Row(state, start // size, (), False, sampling, rescore=tuple(edit), edits=True)
-            if self.config.shifted and state.tokens[0] == MASKED:
+            if self.lacks_first(state):
                 row = Row(Block((0,) * size), start // size - 1, (), False, sampling, opens_next=True)
             keys = noise_keys(SamplingBatch.from_rows([row], size, self.config.sub_block_size))  # one for each position
             scores = scores + gumbel(torch.tensor(keys), torch.arange(scores.shape[-1]))
@@ -155,7 +163,7 @@ class Reference:
         masked, sub_block = state.masked, self.config.sub_block_size
         if sub_block is None or not masked:
             return masked
-        if masked[0] == 0:
+        if self.lacks_first(state):
             return (0,)
         return tuple(position for position in masked if position // sub_block == masked[0] // sub_block)
 
@@ -198,6 +206,9 @@ class Reference:
             if len(output) == request.max_new_tokens:
                 return Decoded(tuple(output), "length", forwards, steps)
 
+    def policy(self, mode: DecodingMode, canvas: Canvas) -> Decoding:
+        return decode_after_first(mode, canvas) if self.config.shifted else mode.decode(canvas)
+
     def decode(
         self,
         clean: Sequence[int],
@@ -210,15 +221,11 @@ class Reference:
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
         if sequence is not None:
             canvas.without_bad_words = sequence.without_bad_words
-        shifted, forwards, start = self.config.shifted, 0, len(clean)
-        policy = decode_after_first(mode, canvas) if shifted else mode.decode(canvas)
+        policy, forwards, start = self.policy(mode, canvas), 0, len(clean)
         query = next(policy)
         while True:
-            if isinstance(query, Evaluate) and shifted and query.states[0].tokens[0] == MASKED:
-                before = self.hidden(clean)[-len(canvas.block.tokens) :]
-                readings = (self.read(before, canvas.block, start, sampling, (), sequence),)
-            elif isinstance(query, Evaluate):
-                forwards += 1
+            if isinstance(query, Evaluate):
+                forwards += not self.lacks_first(query.states[0])
                 readings = tuple(
                     self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit)
                     for s in query.states

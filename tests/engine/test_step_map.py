@@ -45,7 +45,7 @@ class CountingReference(Reference):
         self, clean: Sequence[int], head: Sequence[int], params: DecodingMode, sampling: SamplingParams
     ) -> tuple[Canvas, int]:
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
-        policy, forwards, filled = params.decode(canvas), 0, dict[int, TokenStep]()
+        policy, forwards, filled = self.policy(params, canvas), 0, dict[int, TokenStep]()
         query = next(policy)
         while True:
             before, start = canvas.block.tokens, len(clean)
@@ -57,7 +57,7 @@ class CountingReference(Reference):
                 state, rescore, edit = query.state, query.rescore, ()
                 hidden = self.refine(clean, state, query.after.handle)
             with torch.inference_mode():
-                logits = self.checkpoint.backbone.logits(hidden).double() / (sampling.temperature or 1.0)
+                logits = self.logits(hidden).double() / (sampling.temperature or 1.0)
             scores = logits.log_softmax(-1)
             try:
                 query, ended = policy.send((self.read(hidden, state, start, sampling, rescore, edit=edit),)), False
