@@ -47,6 +47,7 @@ FAST = GOLDEN_NAMES[1]
     [
         (0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (4, 6, 16, False),
         (5, 6, 3, False), (6, 9, 24, False), (0, 9, 2, False), (2, 4, 20, False), (3, 60, 5, False),
+        (8, 9, 3, False), (8, 30, 12, False), (8, 5, 6, True),
     ],
 )  # fmt: skip
 def test_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chunks(

@@ -1,4 +1,4 @@
-"""Layers with biases of queries, keys and values, which no family of ours has yet, against transformers' Qwen2."""
+"""Biases of queries, keys and values in shards and in 8 bits. `test_networks.py` compares them with transformers'."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from service.model import Checkpoint, LoadOptions, parse_config, published_weights
+from service.model import Checkpoint, LoadOptions, parse_config
 from service.model.checkpoint import weight_bytes
 from service.model.config import ModelConfig, Shard
 from service.model.quantization.layers import QuantizedLinear
 from service.model.weights import load_networks
-from tests.reference import Reference, block_causal_mask
-from tests.tiny import tiny_config
+from tests.tiny import FAST_DLLM, tiny_config
 
-RAW = tiny_config(num_nextn_predict_layers=0, tie_word_embeddings=True)
-CONFIG = replace(parse_config(RAW), qk_norm=False, qkv_bias=True)
+RAW = tiny_config(**FAST_DLLM, num_nextn_predict_layers=0)
+CONFIG = parse_config(RAW)
 
 
 class Weights:
@@ -51,17 +50,6 @@ def loaded(weights: Weights, options: LoadOptions, config: ModelConfig = CONFIG)
     backbone.requires_grad_(False)
     backbone.rotary.to(options.dtype)
     return Checkpoint(Path("tiny"), config, RAW, backbone, None, options.shard)
-
-
-@torch.inference_mode()
-def test_the_backbone_is_transformers_qwen2_with_a_block_causal_mask(weights: Weights) -> None:
-    tokens, checkpoint = list(range(3, 14)), loaded(weights, LoadOptions(torch.float64))
-    allowed = block_causal_mask(len(tokens), CONFIG.block_size)
-    mask = torch.zeros(1, 1, *allowed.shape, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
-    theirs = weights.network(torch.tensor([tokens]), attention_mask=mask, use_cache=False).logits[0]
-    ours = checkpoint.backbone.logits(Reference(checkpoint).hidden(tokens))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    assert published_weights(CONFIG, checkpoint.backbone, None).keys() == weights.names
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "w8a8"])
