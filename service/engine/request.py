@@ -290,9 +290,9 @@ def validate(
     if request.sampling.adjusts_logits:
         _check_tokens(request, model)
     scored = isinstance(request.mode, ScoreMode)
-    if scored and model.shifted:
+    if scored and model.shifted and request.prompt_token_ids[:1] == (MASKED,):
         raise InvalidRequest(
-            f"scores of masked positions are not served for {model.family}, whose outputs predict the next token",
+            f"the first token of a text cannot be scored: in {model.family} the output of the token before predicts it",
             param="prompt",
         )
     prompt = request.prompt_token_ids

@@ -61,7 +61,7 @@ class Scheduler:
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         size, prompt = self._block_size, request.prompt_token_ids
         if isinstance(request.mode, ScoreMode):
-            prompt = prompt[: prompt.index(MASKED)]
+            prompt = prompt[: prompt.index(MASKED) - self._model.shifted]  # the token before may predict it
         blocks = [prompt[end - size : end] for end in range(size, len(prompt) + 1, size)]
         cost, arrived = max(1, -(-request.max_new_tokens // size)), submitted - request.waited_s
         sharing = request.sharing

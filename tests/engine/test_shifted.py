@@ -74,8 +74,8 @@ def test_steps_go_in_turns(checkpoint: Checkpoint) -> None:
     assert engine._max_steps == 1
 
 
-def test_scores_are_refused(checkpoint: Checkpoint) -> None:
+def test_a_score_of_the_first_token_is_refused(checkpoint: Checkpoint) -> None:
     engine = Engine(checkpoint)
-    request = GenerationRequest("x", (1, 2, MASKED, 4), ScoreMode(), max_new_tokens=0)
-    with pytest.raises(InvalidRequest, match="scores of masked positions are not served for Fast_dLLM_Qwen"):
+    request = GenerationRequest("x", (MASKED, 2, MASKED, 4), ScoreMode(), max_new_tokens=0)
+    with pytest.raises(InvalidRequest, match="the first token of a text cannot be scored"):
         engine.validate(request)
