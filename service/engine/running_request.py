@@ -425,7 +425,7 @@ class RunningRequest:
         ]  # fmt: skip
 
     def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
-        """The rows to store, of which the last one also reads the first position of the block that is decoded.
+        """The rows to store. The last one also reads the first position of the block that is decoded.
 
         If its block is stored already, as the prompt's last one may be, it is computed again and not stored.
         """

@@ -1,8 +1,8 @@
 """One running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
 
 From the first masked position on to the block of the last one, every block is a row: its masks are scored, and its KV
-is written for the blocks after it, to pages that no other request shares. Where outputs are shifted, the first row is
-that of the position before the first masked one, and a row scores the first position of the block after it.
+is written for the blocks after it, to pages that no other request shares. Where outputs are shifted, the first row has
+the position before the first masked one, and a row also scores the first position of the block after it.
 """
 
 from collections import deque
@@ -77,11 +77,11 @@ class ScoringRequest(RunningRequest):
         self._to_score = deque([*rows[:-1], rows[-1]._replace(writes_kv=False)])
 
     def _block(self, tokens: tuple[int, ...], index: int) -> Row:
-        """The row of a block. `tokens`: those of the text from the block on."""
+        """The row of a block. `tokens`: the text from the block on."""
         size, request = self._block_size, self.request
         block = Block(tokens[:size] + (MASKED,) * (size - len(tokens)))
         row = Row(block, index, self.lease.pages, writes_kv=True, sampling=request.sampling, logprobs=request.logprobs)
-        if self._shifted:  # all masked positions are read, those of later sub-blocks, too
+        if self._shifted:  # all masked positions are read, also in later sub-blocks
             read = tuple(position for position in block.masked if position)
             row = row._replace(rescore=read, edits=True, opens_next=tokens[size : size + 1] == (MASKED,))
         return row if row.opens_next or not block.complete else row._replace(sampling=None, logprobs=None)

@@ -31,8 +31,8 @@ _ADVANTAGE = 2.0
 class TextLosses(NamedTuple):
     """Mean losses of the same tokens in nats: as masks under the block mask, read causally, and by chance.
 
-    Where the family's outputs are shifted, so are those of masks. The position before is a mask, too: a causal model's
-    output there says nothing.
+    Where the family's outputs are shifted, a mask is read at the position before it, which is a mask, too: there a
+    causal model's output says nothing.
     """
 
     block: float
@@ -59,10 +59,7 @@ def text_losses(checkpoint: Checkpoint, token_ids: list[int]) -> TextLosses | No
     masked = clean.index_fill(0, torch.cat([scored - shift, scored]), config.mask_token_id)
     readings, attend = torch.cat([clean, masked, clean]), _attend(_seen(positions, config.block_size))
     hidden = backbone(readings[None], positions.repeat(3)[None], attend)[0]
-    states = (
-        hidden[size + scored - shift],
-        hidden[2 * size + scored - 1],
-    )  # those of masks, and of the tokens before them
+    states = hidden[size + scored - shift], hidden[2 * size + scored - 1]  # of masks, and of the tokens before them
     block, causal = (F.cross_entropy(backbone.logits(state).float(), clean[scored]).item() for state in states)
     return TextLosses(block, causal, math.log(config.vocab_size))
 

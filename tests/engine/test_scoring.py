@@ -78,8 +78,8 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
         reads = [replace(request, prompt_token_ids=(7, *request.prompt_token_ids)) for request in reads]
         texts = [(32, 3), (32, 33), (31, 32, 64), (63, 64, 65)]
         reads += [
-            read(f"s{places}", tuple(MASKED if place in places else place for place in range(max(places) + 1)))
-            for places in texts
+            read(f"s{marked}", tuple(MASKED if index in marked else index for index in range(max(marked) + 1)))
+            for marked in texts
         ]
     reads.append(read("behind", (*pinned(rng, 12, 0), MASKED)))
     prompt = tuple(rng.randrange(500) for _ in range(11))

@@ -105,11 +105,11 @@ def test_trajectories_of_shifted_outputs_are_the_engines_static_decodes(layout):
     assert not batch.answer.unflatten(1, (-1, 8))[..., 0].any()
     for (tokens, _), decoded in zip(rows, final(trajectory).tolist(), strict=True):
         for start in range(layout.first, layout.length, 8):
-            given = 3 if start == layout.first else 1
+            num_given = 3 if start == layout.first else 1
             [done] = engine.generate(
-                [GenerationRequest("x", tuple(tokens[: start + given]), Static(), max_new_tokens=8 - given)]
+                [GenerationRequest("x", tuple(tokens[: start + num_given]), Static(), max_new_tokens=8 - num_given)]
             )
-            assert list(done.token_ids) == decoded[start - layout.first + given : start - layout.first + 8]
+            assert list(done.token_ids) == decoded[start - layout.first + num_given : start - layout.first + 8]
 
 
 @torch.no_grad()
