@@ -12,7 +12,7 @@ ahead is dropped.
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from service.decode.block import MASKED, Block, new_tuple
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, GrammarMatcher
@@ -49,7 +49,7 @@ class RunningRequest:
     ) -> None:
         self.request, self.submitted, self.drafts = request, submitted, drafts
         block_size = self._block_size = model.block_size
-        self._shifted = model.shifted
+        self._sub_block, self._shifted = model.sub_block_size, model.shifted
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -85,7 +85,8 @@ class RunningRequest:
         """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
         request = self.request
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
-            self.pace = request.mode.pace
+            pace = request.mode.pace
+            self.pace = None if self._shifted and pace is not None and pace.picks is None else pace
 
     def start(self) -> None:
         request = self.request
@@ -119,16 +120,18 @@ class RunningRequest:
     @property
     def num_rows(self) -> int:
         unwritten = len(self.blocks.unwritten)
-        if self._num_unread:
-            return unwritten + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
         if self._reads_first and unwritten:
             return unwritten
+        if self._num_unread:
+            return unwritten + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
         return unwritten + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
 
     @property
     def _reads_first(self) -> bool:
         """Whether the first position is read next, by a row of the block before."""
-        query = self._query
+        query, ahead = self._query, self._ahead
+        if self._num_unread:
+            return self._shifted and ahead is not None and ahead.after is None
         return self._shifted and isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
 
     @property
@@ -199,7 +202,8 @@ class RunningRequest:
         if rows[-1].sampling is None:
             return
         self._num_unread += 1
-        if self.pace is None:
+        if self.pace is None or rows[-1].opens_next:
+            self._ahead = None
             return
         row, following = rows[stored], None
         if row.writes_kv:
@@ -213,10 +217,12 @@ class RunningRequest:
         """The row after one that has begun. `masked`: the masked positions of its state."""
         if self.pace is None or self.blocks.has_failed:
             return None
-        if masked > (self.pace.picks or 1):
+        picks = self.pace.picks or 1
+        if self._sub_block is not None:
+            picks = min(picks, (masked - 1) % self._sub_block + 1)  # the sub-blocks to the right are masks only
+        if masked > picks:
             mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
-            uncertain = self.pace.picks is None
-            return Ahead(row.index, masked - (self.pace.picks or 1), anchor, mrp_steps, uncertain)
+            return Ahead(row.index, masked - picks, anchor, mrp_steps, uncertain=self.pace.picks is None)
         if row.index + 1 == len(self.lease.pages):
             return None
         self.blocks.add_ahead(row.index, anchor, self._block_size)
@@ -238,7 +244,8 @@ class RunningRequest:
         if rows[-1].opens_next:
             kind: ForwardKind = "prefill" if rows[0].index < self._prompt_blocks else "commit"
             self.stats.count((kind,))
-            self._receive_evaluation(rows[-1], [predictions[-1]._replace(positions=(0,))])
+            self._num_unread -= 1
+            self._send((predictions[-1]._replace(positions=(0,)),))
             return (kind,)
         if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
             self.stats.count(("denoise",))
@@ -269,7 +276,7 @@ class RunningRequest:
         """`row`: the first of the evaluated rows."""
         self._num_unread -= 1
         if row.after is not None:
-            predictions = [predictions[0].of_positions(self._canvas.block.masked)]
+            predictions = [self._of_canvas(predictions[0])]
         self._send(tuple(predictions))
         if self._uncertain is not None:
             self._settle_uncertain(*self._uncertain)
@@ -281,9 +288,13 @@ class RunningRequest:
             self.drafts.refinements += 1
             prediction = predictions[-1]
             if rows[-1].after is not None:
-                prediction = prediction.of_positions(self._canvas.block.masked)
+                prediction = self._of_canvas(prediction)
             self._send((prediction,))
         return ("mrp",)
+
+    def _of_canvas(self, prediction: Prediction) -> Prediction:
+        """The prediction of a row ahead, for the positions of the canvas, which the host did not know."""
+        return prediction.of_positions(self._canvas.block.masked[: len(prediction.positions)])
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
@@ -430,13 +441,23 @@ class RunningRequest:
         If its block is stored already, as the prompt's last one may be, it is computed again and not stored.
         """
         index, query = self._index - 1, self._query
-        if not isinstance(query, Evaluate) or not budget:
+        if not budget:
             return rows
+        if self._num_unread:
+            return [*rows[:-1], rows[-1]._replace(sampling=self.request.sampling, opens_next=True)]
         if not rows:
-            block = Block(self.lease.prefix.blocks[index])
-            rows = [Row(block, index, self.lease.pages, writes_kv=False)]
-        (read,), last = self._rows(query), rows[-1]
-        return [*rows[:-1], read._replace(state=last.state, index=index, writes_kv=last.writes_kv, opens_next=True)]
+            rows = [Row(Block(self.lease.prefix.blocks[index]), index, self.lease.pages, writes_kv=False)]
+        (read,), last = self._rows(cast(Evaluate, query)), rows[-1]
+        return [
+            *rows[:-1],
+            last._replace(
+                sampling=read.sampling,
+                mask=read.mask,
+                logprobs=read.logprobs,
+                adjustments=read.adjustments,
+                opens_next=True,
+            ),
+        ]
 
     def _refines(self, ahead: Ahead) -> bool:
         return ahead.after is not None and self.pace is not None and ahead.mrp_steps < self.pace.mrp_steps

@@ -1,4 +1,4 @@
-"""Models whose outputs predict the next token: the forwards of first tokens, whole prompts in the cache, refusals.
+"""Models whose outputs predict the next token: the forwards of first tokens, whole prompts in the cache, a refusal.
 
 `test_exactness.py` compares their decodes with the reference, `test_golden.py` with the published loop.
 """
@@ -67,11 +67,6 @@ def test_the_first_token_has_the_parameters_of_its_request(checkpoint: Checkpoin
         stops = frozenset([likeliest]) if sampling.min_tokens else frozenset()
         (done,) = engine.generate([replace(plain, sampling=sampling, stop_token_ids=stops)])
         assert done.token_ids == (second,)
-
-
-def test_steps_go_in_turns(checkpoint: Checkpoint) -> None:
-    engine, _ = checked(checkpoint, FREE_ROWS, async_scheduling=True)
-    assert engine._max_steps == 1
 
 
 def test_a_score_of_the_first_token_is_refused(checkpoint: Checkpoint) -> None:

@@ -140,11 +140,11 @@ def place_states(grid, tokens, states, earlier, sources, final, targets, mask_to
     final[incomplete], targets[incomplete] = 0, -1
 
 
-def locate_positions(grid, states, table, flat, param_table, mask_token, *, L, **_):
+def locate_positions(grid, states, table, flat, param_table, mask_token, *, L, SHIFT, **_):
     for index, (row, number, low, high, start) in enumerate(table.tolist()):
         masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
         if 0 <= number < len(masked):
-            flat[index] = row * L + masked[number]
+            flat[index] = row * L + masked[number] - SHIFT
             seed = (high << 32) | (low & 0xFFFFFFFF)
             word = 0
             for part in (seed, start + masked[number], L - len(masked)):
@@ -160,9 +160,9 @@ def _mixed(word):
 
 
 def reveal_picks(grid, states, values, order, table, mask_token, **_):
-    numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].contiguous().view(torch.float64)[:, 0]
-    for state, (first, by, count, *_), threshold, bound in zip(states, table.tolist(), *numbers, strict=True):
-        masked = (state == mask_token).nonzero()[:, 0]
+    numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].flatten().view(torch.float64)
+    for state, (first, by, count, *_, read), threshold, bound in zip(states, table.tolist(), *numbers, strict=True):
+        masked = (state == mask_token).nonzero()[:read, 0]
         if not count or not len(masked):
             continue
         tokens, confidences, entropies, _ = values[order[first : first + len(masked)].long()].unbind(1)

@@ -87,11 +87,13 @@ def plan_locate(
     `flat`, `params`: the tables of the positions, which the result corrects, given all states `[R, L]`.
     """
     rows = batch.metadata.rows
+    length = batch.metadata.length
     unknown = np.array([row.after is not None for row in rows])[batch.row] & batch.chosen
+    unknown &= batch.position < length  # the next block's first position is known
     if not unknown.any():
         return None
     masked = np.array([row.state.tokens for row in rows]) == MASKED
-    before = (masked.cumsum(1) - masked)[batch.row, batch.position]
+    before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, length - 1)]
     table = np.empty((len(batch), 5), np.int32)
     table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
     table[:, 2:4] = batch.metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
@@ -102,8 +104,9 @@ def plan_locate(
         from service.engine.forward import state_kernels
 
         state_kernels.locate_positions[len(batch),](
-            states, sent.tensor, flat.tensor, params.tensor, mask_token_id, **_sizes(states)
-        )
+            states, sent.tensor, flat.tensor, params.tensor, mask_token_id,
+            SHIFT=batch.metadata.shift, **_sizes(states),
+        )  # fmt: skip
 
     return locate
 
@@ -118,10 +121,10 @@ def plan_reveal(
     order = np.empty(len(batch), np.int32)
     order[indices] = np.arange(len(batch))
     counts = np.bincount(batch.row[batch.chosen], minlength=len(rows))
-    table = np.empty((len(rows), 6), np.int32)
-    table[:, 0] = counts.cumsum() - counts
+    table = np.empty((len(rows), 7), np.int32)
+    table[:, 0], table[:, 6] = counts.cumsum() - counts, counts
     rules = {row.rule for row in rows}
-    table[:, 1:] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
+    table[:, 1:6] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
     sent_order, sent = tables.add(order), tables.add(table)
 
     def reveal(states: Tensor, values: Tensor) -> None:

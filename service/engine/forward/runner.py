@@ -69,8 +69,7 @@ class ModelRunner:
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
-        can_reveal = has_kernels or self.device.type == "cpu"
-        self.keeps_states = can_reveal and checkpoint.shard.size == 1 and not self.config.shifted
+        self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)
