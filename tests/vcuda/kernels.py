@@ -161,8 +161,11 @@ def _mixed(word):
 
 def reveal_picks(grid, states, values, order, table, mask_token, **_):
     numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].flatten().view(torch.float64)
-    for state, (first, by, count, *_, read), threshold, bound in zip(states, table.tolist(), *numbers, strict=True):
-        masked = (state == mask_token).nonzero()[:read, 0]
+    for state, (first, order_and_reads, count, *_), threshold, bound in zip(
+        states, table.tolist(), *numbers, strict=True
+    ):
+        reads, by = divmod(order_and_reads, 4)
+        masked = (state == mask_token).nonzero()[:reads, 0]
         if not count or not len(masked):
             continue
         tokens, confidences, entropies, _ = values[order[first : first + len(masked)].long()].unbind(1)

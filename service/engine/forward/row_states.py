@@ -121,10 +121,11 @@ def plan_reveal(
     order = np.empty(len(batch), np.int32)
     order[indices] = np.arange(len(batch))
     counts = np.bincount(batch.row[batch.chosen], minlength=len(rows))
-    table = np.empty((len(rows), 7), np.int32)
-    table[:, 0], table[:, 6] = counts.cumsum() - counts, counts
+    table = np.empty((len(rows), 6), np.int32)
+    table[:, 0] = counts.cumsum() - counts
     rules = {row.rule for row in rows}
-    table[:, 1:6] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
+    table[:, 1:] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
+    table[:, 1] += 4 * counts
     sent_order, sent = tables.add(order), tables.add(table)
 
     def reveal(states: Tensor, values: Tensor) -> None:

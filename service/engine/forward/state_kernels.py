@@ -86,9 +86,9 @@ def reveal_picks(
     states,  # [R, L] int32: the picks are revealed here
     values,  # [M, 4] float32: as of `sampling_kernels.sample`
     order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 7] int32: the row's first index in `order`, the order of its picks (`_CONFIDENCE`, …), their number,
-    #         the bits of the threshold in float32 (infinity: none), two words of the bound in float64 (infinity: none),
-    #         the number of its masked positions that are read, the leftmost ones
+    table,  # [R, 6] int32: the row's first index in `order`; the order of its picks (`_CONFIDENCE`, …), plus four times
+    #         the number of its masked positions that are read, the leftmost ones; the number of its picks; the bits of
+    #         the threshold in float32 (infinity: none); two words of the bound in float64 (infinity: none)
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
@@ -99,18 +99,19 @@ def reveal_picks(
     lowest position.
     """
     row = tl.program_id(0)
-    count = tl.load(table + row * 7 + 2)
+    count = tl.load(table + row * 6 + 2)
     if count > 0:
         lane = tl.arange(0, PAD)
         state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
         masked = state == MASK_TOKEN
         number = tl.cumsum(masked.to(tl.int32), 0) - 1
-        masked = masked & (number < tl.load(table + row * 7 + 6))
-        value = values + 4 * tl.load(order + tl.load(table + row * 7) + number, mask=masked, other=0).to(tl.int64)
+        order_and_reads = tl.load(table + row * 6 + 1)
+        masked = masked & (number < order_and_reads // 4)
+        value = values + 4 * tl.load(order + tl.load(table + row * 6) + number, mask=masked, other=0).to(tl.int64)
         token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
         confidence = tl.load(value + 1, mask=masked, other=-1.0)
         entropy = tl.load(value + 2, mask=masked, other=0.0)
-        by = tl.load(table + row * 7 + 1)
+        by = order_and_reads % 4
         score = confidence
         if by == _LEFT:
             score = -lane.to(tl.float32)
@@ -120,10 +121,10 @@ def reveal_picks(
             (score[None, :] == score[:, None]) & (lane[None, :] < lane[:, None])
         )
         rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
-        threshold = tl.load(table + row * 7 + 3).to(tl.float32, bitcast=True)
+        threshold = tl.load(table + row * 6 + 3).to(tl.float32, bitcast=True)
         single = tl.arange(0, 1)
-        low = tl.load(table + row * 7 + 4 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(table + row * 7 + 5 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+        low = tl.load(table + row * 6 + 4 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+        high = tl.load(table + row * 6 + 5 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
         bound = (low | (high << 32)).to(tl.float64, bitcast=True)
         if tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
             largest = tl.full([1], 0.0, tl.float64)
