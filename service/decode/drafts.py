@@ -59,7 +59,7 @@ def chain(canvas: Canvas, prediction: Prediction, steps: int, rule: Rule, *, fir
     picks = () if first else canvas.choose(rule, prediction.restricted_to(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
-            (prediction,) = yield Refine(prediction, block)
+            (prediction,) = yield Refine(prediction, block, ahead=steps - len(drafts) - 1)
             if not (picks := canvas.choose(rule, prediction, block)):
                 break  # the answer has ended
         block = canvas.after(block, picks)
@@ -89,7 +89,7 @@ def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget
 
 def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Drafting:
     """The tree for the rule of one token a step. With a grammar there is another rule, so picks force nothing."""
-    block, drafts = canvas.block, dict[Block, Draft]()
+    block, drafts, refined = canvas.block, dict[Block, Draft](), min(budget.mrp_steps, budget.states)
     if not worth_drafting(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
     if budget.row > 0.5 and most_likely(prediction.restricted_to(block).confidences, STALE) < budget.row:
@@ -101,8 +101,8 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
         if budget.row and all(canvas.ends(block.reveal((pick,))) for pick in likely):
             return drafts
     for number in range(budget.states):
-        if number < budget.mrp_steps and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
-            (node.prediction,) = yield new_tuple(Refine, (node.prediction, node.state, ()))
+        if number < refined and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
+            (node.prediction,) = yield new_tuple(Refine, (node.prediction, node.state, (), refined - number - 1))
             search.rank(node, FRESH)
         search.expand(node)
         following = search.choose(canvas.ends)
@@ -135,7 +135,7 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
         return drafts
     while step is not None and len(drafts) < budget.states:
         if len(drafts) < budget.mrp_steps and _REFINED * (likelihood - step[1]) >= budget.refine:
-            (prediction,) = yield Refine(prediction, block)
+            (prediction,) = yield Refine(prediction, block, ahead=budget.mrp_steps - len(drafts) - 1)
             if (step := following()) is None:
                 break
         block, likelihood, picks = step

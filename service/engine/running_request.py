@@ -58,8 +58,7 @@ class RunningRequest:
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
-        # draft candidates are not adjusted, and are of positions that the backbone has read, not of later sub-blocks
-        self._draft_vocabulary = self._only_drafts and self._adjuster is None and not model.shifted
+        self._draft_vocabulary = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
 
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
         prompt = lease.prefix.blocks
@@ -77,6 +76,9 @@ class RunningRequest:
         self.pace: Pace | None = None  # None: no row begins before the predictions of earlier ones are read
         self._ahead: Ahead | None = None
         self._uncertain: tuple[list[Row], Sequence[Anchor | None]] | None = None  # the last ones that have begun
+        self._chains = False  # whether MRP's forwards for drafts may begin before the last one's prediction is read
+        self._chained: tuple[Row, Anchor] | None = None  # the last of them that has begun
+        self._follows = False  # whether the query is about the state after the picks of the last one that was read
         for index in range(lease.num_shared, len(prompt)):
             self.blocks.add(Block(prompt[index]), index)
         self._start_block(request.prompt_token_ids[len(prompt) * block_size :])
@@ -87,6 +89,7 @@ class RunningRequest:
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
             pace = request.mode.pace
             self.pace = None if self._shifted and pace is not None and pace.picks is None else pace
+        self._chains = allowed and self._draft_vocabulary and request.grammar is None and not self._shifted
 
     def start(self) -> None:
         request = self.request
@@ -193,8 +196,29 @@ class RunningRequest:
             return [*self.blocks.for_mrp, self._refined(self._query)]
         return list(self.blocks.for_mrp)
 
+    @property
+    def num_chained(self) -> int:
+        """The forwards of MRP that may follow the next one before it is read."""
+        query = self._query
+        return self.drafts.num_chained(query.ahead) if self._chains and isinstance(query, Refine) else 0
+
+    def chained_refinement(self) -> list[Row]:
+        """The row of the next forward of MRP for drafts: the state after the last one's picks, which are not read."""
+        chained = self._chained
+        if chained is None or not 0 < self._num_unread <= self.num_chained:
+            return []
+        row, anchor = chained
+        masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
+        if masked < 1:
+            return []
+        return [row._replace(state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
+
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
+        if self._only_drafts and rows[-1].anchor is not None:
+            self.blocks.begin(rows, anchors)
+            self._begin_refinement(rows[-1], anchors[-1])
+            return
         if self.pace is None and not rows[0].writes_kv:  # the usual case in turns
             self._num_unread += 1
             return
@@ -212,6 +236,13 @@ class RunningRequest:
         elif row.rule is not None:
             following = self._after(row, anchors[stored], row.state.tokens.count(MASKED))
         self._ahead = following
+
+    def _begin_refinement(self, row: Row, anchor: Anchor | None) -> None:
+        """The last row of a forward of MRP for drafts has begun."""
+        self._ahead = self._chained = None
+        if not row.writes_kv:
+            self._num_unread += 1
+            self._chained = (row, anchor) if self._chains and anchor is not None else None
 
     def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
         """The row after one that has begun. `masked`: the masked positions of its state."""
@@ -276,25 +307,28 @@ class RunningRequest:
         """`row`: the first of the evaluated rows."""
         self._num_unread -= 1
         if row.after is not None:
-            predictions = [self._of_canvas(predictions[0])]
+            predictions = [_of_state(predictions[0], self._canvas.block)]
         self._send(tuple(predictions))
         if self._uncertain is not None:
             self._settle_uncertain(*self._uncertain)
 
     def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         self.stats.count(("mrp",))
-        if not rows[-1].writes_kv:
-            self._num_unread -= 1
-            self.drafts.refinements += 1
-            prediction = predictions[-1]
-            if rows[-1].after is not None:
-                prediction = self._of_canvas(prediction)
-            self._send((prediction,))
+        row, prediction, query = rows[-1], predictions[-1], self._query
+        if row.writes_kv:
+            return ("mrp",)
+        self._num_unread -= 1
+        self.drafts.refinements += 1
+        if not isinstance(query, Refine) or (row.after is not None and self._chains and not self._follows):
+            return ("mrp",)  # the search went elsewhere
+        if row.after is not None:
+            prediction = _of_state(prediction, query.state)
+        following = query.state.reveal(self._rule(prediction)) if self._chains else None
+        self._send((prediction,))
+        refined, query = (prediction.handle, following), self._query
+        self._follows = isinstance(query, Refine) and (query.after.handle, query.state) == refined
+        self.drafts.followed += self._follows
         return ("mrp",)
-
-    def _of_canvas(self, prediction: Prediction) -> Prediction:
-        """The prediction of a row ahead, for the positions of the canvas, which the host did not know."""
-        return prediction.of_positions(self._canvas.block.masked[: len(prediction.positions)])
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
@@ -494,7 +528,13 @@ class RunningRequest:
             mask=mask,
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
+            rule=self._rule if self._chains else None,
         )
+
+
+def _of_state(prediction: Prediction, state: Block) -> Prediction:
+    """The prediction of a row ahead, for the masked positions of its state, which the host did not know."""
+    return prediction.of_positions(state.masked[: len(prediction.positions)])
 
 
 def check_finite(predictions: Iterable[Prediction]) -> None:

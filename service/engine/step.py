@@ -7,14 +7,14 @@ host reads and plans, the device computes.
 import logging
 from collections import Counter
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.runner import ModelRunner, OomBackoff
+from service.engine.forward.runner import ModelRunner, OomBackoff, attempt
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
@@ -34,6 +34,11 @@ class ForwardExecutor:
     def begin(self, network: Network, plan: StepRows) -> Pending[Prediction | None]:
         rows = [row for _, rows in plan for row in rows]
         return self._backoffs[network].begin(partial(self._runner.begin, network), rows)
+
+    def begin_chain(self, plan: StepRows, count: int) -> list[Pending[Prediction | None]] | None:
+        """See `ModelRunner.begin_chain`. None also if the device has no memory for it."""
+        rows = [row for _, rows in plan for row in rows]
+        return attempt(partial(self._runner.begin_chain, count=count), rows)
 
 
 class _Forward(NamedTuple):
@@ -65,13 +70,30 @@ class RunningStep:
         for forward in self._forwards:
             self._read(forward, counts)
         while plan := [(running, rows) for running in self._with_mrp if (rows := running.next_refinement())]:
-            self._read(self._begin("mrp", plan), counts)
+            for forward in self._begin_refinements(plan):
+                self._read(forward, counts)
         self._planner.end(self._mrp_rows)
 
-    def _begin(self, network: Network, plan: StepRows) -> _Forward:
+    def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
+        """Begins a forward of MRP, and those for drafts that can follow it before it is read."""
+        count = 1 + max(running.num_chained for running, _ in plan)
+        chain = self._executor.begin_chain(plan, count)
+        ends = accumulate(len(rows) for _, rows in plan)
+        last = {running: end - 1 for (running, _), end in zip(plan, ends, strict=True)}
+        forwards = [self._begin("mrp", plan, chain[0] if chain else None)]
+        while chain is None or len(forwards) < len(chain):
+            plan = [(running, rows) for running in self._with_mrp if (rows := running.chained_refinement())]
+            if not plan:
+                break
+            pending = chain[len(forwards)].of_rows([last[running] for running, _ in plan]) if chain else None
+            forwards.append(self._begin("mrp", plan, pending))
+        return forwards
+
+    def _begin(self, network: Network, plan: StepRows, pending: Pending[Prediction | None] | None = None) -> _Forward:
+        """`pending`: the forward if it has begun."""
         if network == "mrp":
             self._mrp_rows.append(sum(len(rows) for _, rows in plan))
-        pending = self._executor.begin(network, plan)
+        pending = pending or self._executor.begin(network, plan)
         end = 0
         for running, rows in plan:
             start, end = end, end + len(rows)

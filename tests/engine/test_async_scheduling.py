@@ -33,7 +33,9 @@ PACED = [
     *(Dynamic(0.5), Dynamic(0.01), Entropy(0.5), Sequential(1, 3.0)),
 ]
 #: modes whose next rows need the results
-UNPACED = [Remask(0.3), Direct(2, 0.3), Speculative(2), Speculative(2, 3)]
+UNPACED = [Remask(0.3), Direct(2, 0.3), Speculative(0, 3)]
+#: modes for which MRP drafts three times
+DRAFTED = [Speculative(3), Speculative(3, 4), Speculative(3, verify="sequential"), Speculative(3, threshold=0.5)]
 
 
 #: the block size of `FAST_DLLM`
@@ -131,6 +133,18 @@ def test_a_mode_that_needs_the_results_waits_for_them(mode) -> None:
         engine.submit(request_of(str(number), [number + 1], mode, 24))
     while engine.has_work:
         engine.step()
+    assert set(device.unread) == {1}
+
+
+@pytest.mark.parametrize("mode", DRAFTED)
+def test_mrp_forwards_for_drafts_begin_together(mode) -> None:
+    checkpoint = tiny_checkpoint(1)
+    requests = [request_of(str(number), [number + 1], mode, 24) for number in range(3)]
+    engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), async_scheduling=True)
+    together = answers(events_of(engine, requests))
+    assert set(device.unread) == {1, 2, 3}
+    engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), async_scheduling=False)
+    assert answers(events_of(engine, requests)) == together
     assert set(device.unread) == {1}
 
 

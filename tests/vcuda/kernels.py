@@ -140,17 +140,24 @@ def place_states(grid, tokens, states, earlier, sources, final, targets, mask_to
     final[incomplete], targets[incomplete] = 0, -1
 
 
-def locate_positions(grid, states, table, flat, param_table, mask_token, *, L, SHIFT, **_):
+def locate_positions(grid, states, table, positions, param_table, mask_token, *, L, DRAFTS, SHIFT, **_):
     for index, (row, number, low, high, start) in enumerate(table.tolist()):
         masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
         if 0 <= number < len(masked):
-            flat[index] = row * L + masked[number] - SHIFT
-            seed = (high << 32) | (low & 0xFFFFFFFF)
-            word = 0
-            for part in (seed, start + masked[number], L - len(masked)):
-                word = _mixed(((word ^ part) + int(_STEP)) & _WORD)
-            keys = torch.tensor([word & 0xFFFFFFFF, word >> 32])
-            param_table[index, 2:4] = torch.where(keys < 1 << 31, keys, keys - (1 << 32)).int()
+            at = row * L + masked[number] - SHIFT
+            if DRAFTS:
+                param_table[index, 4], param_table[index, 5] = positions[row, masked[number]], at
+            else:
+                positions[index] = at
+            param_table[index, 2:4] = _noise_key(low, high, start + masked[number], L - len(masked))
+
+
+def _noise_key(low, high, position, revealed):
+    word = 0
+    for part in ((high << 32) | (low & 0xFFFFFFFF), position, revealed):
+        word = _mixed(((word ^ part) + int(_STEP)) & _WORD)
+    words = torch.tensor([word & 0xFFFFFFFF, word >> 32])
+    return torch.where(words < 1 << 31, words, words - (1 << 32)).int()
 
 
 def _mixed(word):
@@ -181,6 +188,22 @@ def reveal_picks(grid, states, values, order, table, mask_token, **_):
         chosen = {pick.position for pick in picks} | set((confidences > threshold).nonzero()[:, 0].tolist())
         for index in chosen:
             state[masked[index]] = tokens[index].view(torch.int32)
+
+
+def reveal_drafts(grid, logits, candidates, other_weights, states, table, values, mask_token, *, L, **_):
+    for row, (number, temperature, noisy, low, high, start, *_rest) in enumerate(table.tolist()):
+        masked = (states[row] == mask_token).nonzero()[:, 0]
+        keys = [_noise_key(low, high, start + position, L - len(masked)) for position in masked.tolist()]
+        params = torch.tensor(
+            [[temperature, noisy, *key, row * L + at, 0] for key, at in zip(keys, masked, strict=True)]
+        )
+        if len(masked):
+            out = values[number, row, : len(masked)]
+            choose_candidate(grid, logits[row * L + masked], candidates, other_weights, params.int(), out, NOISE=True)
+            rule = torch.cat([torch.zeros(1, dtype=torch.int32), table[row, 6:11]])
+            rule[1] += 4 * len(masked)
+            reveal_picks(grid, states[row : row + 1], out, torch.arange(len(masked)), rule[None], mask_token)
+    table[:, 0] += 1
 
 
 def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
@@ -238,6 +261,6 @@ KERNELS: dict[str, Callable[..., None]] = {
     for kernel in (
         *(attend, merge, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
-        *(place_states, locate_positions, reveal_picks),
+        *(place_states, locate_positions, reveal_picks, reveal_drafts),
     )
 }

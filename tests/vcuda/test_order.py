@@ -40,8 +40,10 @@ UNPACED: dict[str, DecodingMode] = {
     "dynamic": Dynamic(0.9),
     "remask": Remask(0.5),
     "direct": Direct(2, 0.3),
-    "speculative": Speculative(2),
+    "drafts of the backbone": Speculative(0, 3),
 }
+#: modes for which MRP drafts three times
+DRAFTED: dict[str, DecodingMode] = {"chain": Speculative(3), "tree": Speculative(3, 4)}
 
 Answers = dict[str, tuple[tuple[int, ...], str | None]]
 #: requests and the folder of a checkpoint -> their answers, for several tests
@@ -128,6 +130,19 @@ def test_a_mode_without_a_pace_reads_each_forward_before_the_next_one(device, ki
     assert tokens == expected
     assert len(later_replays) >= 6
     assert set(later_replays) == {0}
+
+
+@pytest.mark.parametrize("count", fast_only((8).__eq__, [1, 8]))
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, seed=3)])
+@pytest.mark.parametrize(("kind", "candidates"), [("chain", 8), ("tree", 0)])
+def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates, sampling, count):
+    requests, engine = requests_of([(DRAFTED[kind], sampling)], count), engine_on_device(draft_candidates=candidates)
+    expected = expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
+    tokens, later_replays = decoded(engine, device, requests)
+    assert tokens == expected
+    assert set(later_replays) == ({0} if candidates else {0, 1, 2})  # a chain's replays come before its only copy
+    assert waits(device.counts) == []
 
 
 # --- failures while a step ahead is under way ------------------------------------------------------------

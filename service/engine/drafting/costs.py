@@ -147,8 +147,8 @@ def measure(
 ) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`). Takes about a second.
 
-    `ahead`: whether forwards may begin ahead of the last one's results. The runner of an engine may be measured between
-    steps, since the rows only read pages.
+    `ahead`: whether forwards may begin ahead of the last one's results. MRP's then begin together. The runner of an
+    engine may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = masked_row(runner.config, runner.model.num_pages, _PREFIX)._replace(drafts=has_mrp)
@@ -159,9 +159,11 @@ def measure(
     search, draft = _searching(runner, row, clock)
     page, mrp = _reading(runner, clock), None
     if has_mrp:
-        anchored = row._replace(anchor=prediction.handle)
-        mrp = _fastest(lambda rows: _forward(runner, "mrp", apart(anchored, rows)), counts, clock)
-        mrp = replace(mrp, sizes=backbone.sizes)
+        anchored = row._replace(anchor=prediction.handle, rule=TopConfidence() if ahead else None)
+        together = _AHEAD if ahead else 1
+        mrp = _fastest(lambda rows: _together(runner, apart(anchored, rows), together), counts, clock)
+        points = tuple((rows, seconds / together) for rows, seconds in mrp.points)
+        mrp = replace(mrp, points=points, sizes=backbone.sizes)
     turn = _turns(runner, row, backbone, clock) if ahead else None
     return StepCosts(backbone, mrp, draft, search, page, prefix=row.index, turn=turn)
 
@@ -169,6 +171,18 @@ def measure(
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
     def run() -> None:
         OomBackoff().begin(partial(runner.begin, network), rows)()
+
+    return run
+
+
+def _together(runner: ModelRunner, rows: list[Row], count: int) -> Callable[[], object]:
+    """MRP's forwards for drafts, of which some begin before one is read."""
+
+    def run() -> None:
+        begin, backoff = partial(runner.begin, "mrp"), OomBackoff()
+        forwards: Sequence[Callable[[], object]] | None = runner.begin_chain(rows, count)
+        for forward in forwards or [backoff.begin(begin, rows) for _ in range(count)]:
+            forward()
 
     return run
 

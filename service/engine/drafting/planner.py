@@ -228,12 +228,14 @@ class RequestDrafts:
     """The drafts of one request. This class is for requests whose drafts the engine does not choose.
 
     `mrp_steps`: the MRP forwards, as requested or chosen; None for modes without. `pages`: the pages before the current
-    block. `refinements`: the MRP forwards of the present search.
+    block. `refinements`: the MRP forwards of the present search. `followed`: the number of them whose state was the one
+    after the rule's picks in the forward before.
     """
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
         self.planner, self._tenant = planner, tenant
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
+        self.followed = 0
 
     def budget(self) -> DraftBudget:
         return DraftBudget()
@@ -241,6 +243,10 @@ class RequestDrafts:
     def drafts_next(self) -> bool:
         """Whether the next forward may read drafts."""
         return False
+
+    def num_chained(self, ahead: int) -> int:
+        """The MRP forwards that begin before the last one is read. `ahead`: their most that can follow."""
+        return ahead
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
@@ -263,12 +269,17 @@ class PlannedDrafts(RequestDrafts):
         super().__init__(planner, request.sharing.tenant, option.steps > 0, option.steps)
         self._rule, self._option, self._reliability = request.mode.rule, option, reliability
         self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
+        self._last_followed = option.steps
 
     def budget(self) -> DraftBudget:
         """The budget of a search that now begins."""
         budget = self._present_budget()
         self._next_search = budget.states > 0 and budget.row < 1
         return budget
+
+    def num_chained(self, ahead: int) -> int:
+        """As many as followed in the last search."""
+        return min(ahead, self._last_followed)
 
     def drafts_next(self) -> bool:
         return worth_drafting(self._rule, self._present_budget())
@@ -288,8 +299,10 @@ class PlannedDrafts(RequestDrafts):
             spent += self.refinements * self.planner.refinement(self._tenant)
             self._reliability.searches.count(self.planner.work.num_running, gained - spent)
             self._option.count_search(self.refinements)
+            self._last_followed = self.followed
         if rows:  # the next search has already begun
             self._last_search, self._next_search, self.refinements = self._next_search, False, 0
+            self.followed = 0
         for step in steps:
             if step.gains:
                 self._option.count(step.gains)

@@ -14,7 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.logits_sampler import apply_grammar_masks, drawing_params, rule_logits, sample
+from service.engine.forward.logits_sampler import (
+    apply_grammar_masks,
+    drawing_params,
+    noise_keys_of,
+    rule_logits,
+    sample,
+)
+from service.engine.forward.row_states import plan_locate
 from service.engine.forward.rows import Candidates, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model.transfer import PackedTables
@@ -68,7 +75,7 @@ class DraftVocabulary:
         """The forward's output with the candidates. `hidden`: `[R, L, H]`."""
         if not self._parts:
             return ForwardOutput(hidden)
-        return ForwardOutput(hidden, self._joined(), self.slots, self.missing | self.present)
+        return ForwardOutput(hidden, self.joined, self.slots, self.missing | self.present)
 
     def plan_fill(self, batch: SamplingBatch, tables: PackedTables) -> Fill | None:
         """Plans new candidates, the top tokens of the logits, for the positions that miss them. None if none does."""
@@ -95,31 +102,41 @@ class DraftVocabulary:
     def plan_sample(self, batch: SamplingBatch, tables: PackedTables, head: Tensor, *, kernels: bool) -> SamplePart:
         """Plans the choice of tokens from present candidates. `head`: `[V, H]`; `kernels`: whether by Triton.
 
-        -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`. The host knows all states
-        of rows with candidates, so the function needs none.
+        -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`. Without kernels the host
+        knows all states, so the function needs none.
         """
-        slots = self.slots[batch.row, batch.position]
-        if slots.min() < 0:
+        slots, unknown = self.slots[batch.row, batch.position], batch.unknown
+        if slots.min(initial=0, where=~unknown) < 0:
             raise AssertionError("a position is to be drafted whose candidates were not computed")
-        earlier, filtered = self._joined(), bool(batch.metadata.filtered[batch.row].any())
+        earlier, locate = self.joined, None
+        in_operations = not kernels or batch.metadata.masks or bool(batch.metadata.filtered[batch.row].any())
         if kernels:
             params = tables.add(_params(batch, slots))
-        if not kernels or filtered or batch.metadata.masks:
+            locate = plan_locate(batch, self.slots, params, self._mask, tables)
+            noisy = tables.add(np.flatnonzero(batch.random)) if in_operations else params
+        else:
             positions, indices = tables.add(batch.flat), tables.add(slots)
 
-        def by_operations(flat: Tensor, _: Tensor | None = None) -> Tensor:
-            tokens = earlier.tokens[indices.tensor]
+        def by_operations(flat: Tensor, states: Tensor | None = None) -> Tensor:
+            keys = None
             if kernels:
-                logits = _candidate_logits(flat, head, earlier, params.tensor)
+                if locate is not None and states is not None:
+                    locate(states)
+                keys, slots = noise_keys_of(params.tensor, noisy.tensor), params.tensor[:, 4].long()
+                tokens, logits = earlier.tokens[slots], candidate_logits(flat, head, earlier, params.tensor)
             else:
+                slots = indices.tensor
+                tokens = earlier.tokens[slots]
                 logits = torch.einsum("mh,mch->mc", flat.index_select(0, positions.tensor), head[tokens])
             apply_grammar_masks(logits, batch, tokens)
-            return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[indices.tensor]))
+            return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[slots]), keys)
 
-        def by_kernels(flat: Tensor, _: Tensor | None = None) -> Tensor:
+        def by_kernels(flat: Tensor, states: Tensor | None = None) -> Tensor:
             from service.engine.forward import candidate_kernels
 
-            logits = _candidate_logits(flat, head, earlier, params.tensor)
+            if locate is not None and states is not None:
+                locate(states)
+            logits = candidate_logits(flat, head, earlier, params.tensor)
             (count, width), out = logits.shape, logits.new_empty(len(batch), 4)
             candidate_kernels.choose_candidate[count,](
                 logits, earlier.tokens, earlier.other_weight, params.tensor, out,
@@ -127,9 +144,11 @@ class DraftVocabulary:
             )  # fmt: skip
             return out
 
-        return by_operations if not kernels or filtered or batch.metadata.masks else by_kernels
+        return by_operations if in_operations else by_kernels
 
-    def _joined(self) -> Candidates:
+    @property
+    def joined(self) -> Candidates:
+        """The candidates of all positions."""
         if len(self._parts) > 1:
             tokens, weights = ([getattr(part, name) for part in self._parts] for name in ("tokens", "other_weight"))
             self._parts = [Candidates(torch.cat(tokens), torch.cat(weights))]
@@ -176,7 +195,8 @@ def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
     return params
 
 
-def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
+def candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
+    """The candidates' logits, `[M, C]`. flat `[R * L, H]`, head `[V, H]`; `params`: as of `choose_candidate`."""
     from service.engine.forward import candidate_kernels
 
     count, width = len(params), candidates.tokens.shape[1]

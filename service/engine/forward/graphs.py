@@ -12,7 +12,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from service.engine.forward.draft_chains import ChainBuffers, ChainTables, SentChain
 from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import Anchor, AnchorRows, Row
 from service.engine.memory_plan import GRAPH_ROWS
@@ -47,11 +48,15 @@ class CaptureFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The inputs of a network: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`."""
+    """The inputs of a network: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`.
+
+    `chain`: the buffers of a chain of drafts, whose forwards set the tokens and the anchors of the next one.
+    """
 
     tokens: Tensor
     positions: Tensor
     anchors: Tensor | None = None
+    chain: ChainBuffers | None = None
 
 
 #: -> hidden states `[R, L, H]`
@@ -70,6 +75,7 @@ class HostInputs(NamedTuple):
     anchors: Sequence[Anchor] | None = None
     states_of: Sequence[Row] | None = None  # the rows, if the device keeps their states
     mask_token_id: int = 0
+    chain: ChainTables | None = None  # the tables of a chain of drafts
 
 
 class CudaCapture:
@@ -143,6 +149,7 @@ class Graphs:
         self.sizes = sorted({*GRAPH_ROWS, min_rows})
         self._graphs: dict[GraphKey, _Graph | None] = {}
         self._buffers: dict[int, Tensor] = {}
+        self._chains: dict[int, ChainBuffers] = {}
         self._sealed = False
 
     def clear(self) -> None:
@@ -178,15 +185,31 @@ class Graphs:
         if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
             return None
         tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
+        params = None if inputs.chain is None else tables.add(_padded(inputs.chain.params, size))
         attention = tables.add(self._attention.packed(schedule, key[1]))
         graph_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
         states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, inputs.mask_token_id)
+        chain = None
+        if inputs.chain is not None and params is not None:
+            chain = SentChain(params, tables.add(_padded(inputs.chain.slots, size)), inputs.chain.candidates)
         graph_tables = tokens, positions, attention
-        return GraphForward(key, graph_tables, len(rows), anchors, states, tables=tables, graph_bytes=graph_bytes)
+        return GraphForward(
+            key, graph_tables, len(rows), anchors, states, chain, tables=tables, graph_bytes=graph_bytes
+        )
 
     def run(self, forward: GraphForward) -> Tensor | None:
         """-> hidden states `[R, L, H]` of a planned forward. None if its capture fails."""
+        graph = self._ready(forward)
+        return None if graph is None else graph.replay(forward.num_rows)
+
+    def run_chain(self, forward: GraphForward, count: int) -> tuple[Tensor, Tensor] | None:
+        """-> values `[K, R, L, 4]` and anchors `[K, R, L, H]` of the forwards of a chain. None: its capture fails."""
+        graph = self._ready(forward)
+        return None if graph is None else graph.replay_chain(forward.num_rows, count)
+
+    def _ready(self, forward: GraphForward) -> _Graph | None:
+        """The captured graph of a forward, with its tables and inputs. None if its capture fails."""
         graph = self._graphs.get(forward.key)
         if graph is None:
             graph = self._made(forward)
@@ -199,7 +222,9 @@ class Graphs:
                 _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, reason)
                 return None
             self._graphs[forward.key] = graph
-        return graph.replay(forward.num_rows)
+            if forward.chain is not None:  # it has run once, which changed its inputs
+                graph.load(forward)
+        return graph
 
     def _made(self, forward: GraphForward) -> _Graph:
         """A graph that is not captured yet. Graphs share buffers, since forwards run one after another."""
@@ -212,7 +237,14 @@ class Graphs:
         attend = self._attention.for_graph(shape, buffer[attention.start :].view(torch.int32))
         like = None if forward.anchors is None else forward.anchors.like
         anchors = None if like is None else like.new_zeros(len(tokens.host), *like.shape[1:])
-        return _Graph(network, attend, buffer, Inputs(tokens.within(buffer), positions.within(buffer), anchors))
+        chain = None
+        if forward.chain is not None and anchors is not None:
+            params, rows = forward.chain.params.within(buffer), len(anchors)
+            if rows not in self._chains:
+                self._chains[rows] = ChainBuffers.like(params, forward.chain.candidates, anchors)
+            chain = replace(self._chains[rows], params=params)
+        inputs = Inputs(tokens.within(buffer), positions.within(buffer), anchors, chain)
+        return _Graph(network, attend, buffer, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +256,7 @@ class GraphForward:
     num_rows: int
     anchors: AnchorRows | None
     states: StateRows | None
+    chain: SentChain | None
     tables: PackedTables
     graph_bytes: int
 
@@ -247,6 +280,8 @@ class _Graph:
             forward.states.write(self._inputs.tokens, self._attend)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
+        if forward.chain is not None and self._inputs.chain is not None:
+            self._inputs.chain.load(forward.chain)
 
     def capture(self, capture: Capture) -> CaptureFailed | None:
         try:
@@ -258,3 +293,11 @@ class _Graph:
     def replay(self, num_rows: int) -> Tensor:
         self._replay()
         return self._result[:num_rows].clone()
+
+    def replay_chain(self, num_rows: int, count: int) -> tuple[Tensor, Tensor]:
+        chain = self._inputs.chain
+        if chain is None:
+            raise AssertionError("the graph is not a chain's")
+        for _ in range(count):
+            self._replay()
+        return chain.values[:count, :num_rows], chain.hidden[:count, :num_rows].clone()

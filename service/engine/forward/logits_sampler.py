@@ -76,7 +76,7 @@ class TritonLogitsSampler:
         def sample_logits(logits: Tensor) -> tuple[Tensor, Tensor | None]:
             out, total = self._by_kernel(logits, batch, params.tensor, min_logit)
             if indices is not None:
-                keys = params.tensor[:, 2:4].index_select(0, indices.tensor).long() & _WORD if is_ahead else None
+                keys = noise_keys_of(params.tensor, indices.tensor) if is_ahead else None
                 values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id, keys=keys)
                 out.index_copy_(0, indices.tensor, values)
             return out, total
@@ -173,7 +173,7 @@ def sample(
 ) -> Tensor:
     """logits `[M, V]`, or `[M, C]` of candidates, -> as `SampleLogits`, `[M, 4]`. They may be overwritten.
 
-    `keys` `[M, 2]`: the keys of the noise, if the device has them; all positions then have noise.
+    `keys` `[N, 2]`: the keys of the noise of all positions that have noise; None: they are computed here.
     """
     # entropies first: choosing tokens may overwrite the logits
     entropy = entropies(logits, batch) if batch.metadata.entropy else torch.zeros(len(batch), device=logits.device)
@@ -332,6 +332,11 @@ def noise_keys(batch: SamplingBatch) -> Integers:
     for part in (metadata.seed[batch.row], metadata.start[batch.row] + batch.position, metadata.revealed[batch.row]):
         words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
     return words.view(np.uint32).reshape(-1, 2).astype(np.int64)
+
+
+def noise_keys_of(params: Tensor, positions: Tensor) -> Tensor:
+    """The keys of some positions' noise, `[N, 2]`. `params`: a table by `drawing_params` on the device."""
+    return params[:, 2:4].index_select(0, positions).long() & _WORD
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from service.engine.forward.graphs import Capture, CudaCapture, Graphs, HostInputs, Inputs, NetworkCall
+from service.engine.forward.draft_chains import ChainTables
+from service.engine.forward.graphs import Capture, CudaCapture, GraphForward, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
@@ -66,6 +67,7 @@ class ModelForward:
         self.graphs = _graphs_for(self._attention, captured, checkpoint.device, shapes.min_rows)
         self.num_pages, self.eager_forwards = num_pages, 0
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
+        self._chained: NetworkCall = self._chained_hidden  # one object, as a part of keys
 
     def plan(
         self, network: Network, group: RowGroup, tables: PackedTables, *, keep_states: bool = False
@@ -87,6 +89,13 @@ class ModelForward:
             )
 
         return PlannedForward(range(planned.num_rows), run, planned.states)
+
+    def plan_chain(self, rows: Sequence[Row], chain: ChainTables, tables: PackedTables) -> GraphForward | None:
+        """Plans a chain of drafts over rows with anchors. None if there is no graph for it."""
+        if self.graphs is None or not rows:
+            return None
+        inputs = self._inputs(rows, keep_states=False)._replace(chain=chain)
+        return self.graphs.plan(self._chained, rows, None, inputs, tables)
 
     def _eager(
         self,
@@ -145,6 +154,19 @@ class ModelForward:
             raise SettingsError("this checkpoint has no MRP module")
         embedded, rotation = self._backbone.embed(inputs.tokens), self._backbone.rotation(inputs.positions)
         hidden: Tensor = self._mrp(embedded, inputs.anchors, rotation, attend)
+        return hidden
+
+    def _chained_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
+        """-> the next anchors `[R, L, H]`. The next forward of the chain finds its inputs in place.
+
+        Rows of finished blocks keep their anchors, so that each forward writes the same to their pages.
+        """
+        hidden, anchors, chain = self._mrp_hidden(inputs, attend), inputs.anchors, inputs.chain
+        if chain is None or anchors is None or not isinstance(attend, PagedAttend):
+            raise AssertionError("a chain of drafts is a graph's")
+        final = attend.final_rows[0][: len(anchors), None, None] > 0
+        anchors.copy_(torch.where(final, anchors, hidden))
+        chain.reveal(hidden, inputs.tokens, self._backbone.head, self._mask)
         return hidden
 
 

@@ -24,6 +24,15 @@ class Pending(Generic[_T]):
     def __call__(self) -> list[_T]:
         return self.results()
 
+    def of_rows(self, indices: Sequence[int]) -> Self:
+        """The same forward with some of its rows."""
+
+        def results() -> list[_T]:
+            of_all = self.results()
+            return [of_all[index] for index in indices]
+
+        return replace(self, anchors=[self.anchors[index] for index in indices], results=results)
+
     def sorted_by(self, order: Sequence[int]) -> Self:
         """The same forward with its rows in another order. `order`: the new index of each row."""
         anchors = [anchor for _, anchor in sorted(zip(order, self.anchors, strict=True), key=itemgetter(0))]

@@ -80,32 +80,35 @@ class StateRows:
 
 
 def plan_locate(
-    batch: SamplingBatch, flat: SentTable, params: SentTable, mask_token_id: int, tables: PackedTables
+    batch: SamplingBatch,
+    positions: SentTable | NDArray[np.int64],
+    params: SentTable,
+    mask_token_id: int,
+    tables: PackedTables,
 ) -> Callable[[Tensor], None] | None:
     """Plans the search for the masked positions of rows whose state only the device knows. None if there are none.
 
-    `flat`, `params`: the tables of the positions, which the result corrects, given all states `[R, L]`.
+    `positions`, `params`: the tables of the positions, which the result corrects, given all states `[R, L]`. For draft
+    candidates their slots `[R, L]` come instead of a table: `params` has the positions and their slots.
     """
-    rows = batch.metadata.rows
-    length = batch.metadata.length
-    unknown = np.array([row.after is not None for row in rows])[batch.row] & batch.chosen
-    unknown &= batch.position < length  # the next block's first position is known
+    unknown, length = batch.unknown, batch.metadata.length
     if not unknown.any():
         return None
-    masked = np.array([row.state.tokens for row in rows]) == MASKED
+    masked = np.array([row.state.tokens for row in batch.metadata.rows]) == MASKED
     before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, length - 1)]
     table = np.empty((len(batch), 5), np.int32)
     table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
     table[:, 2:4] = batch.metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
     table[:, 4] = batch.metadata.start[batch.row]
-    sent = tables.add(table)
+    sent, drafts = tables.add(table), isinstance(positions, np.ndarray)
+    at = tables.add(positions.astype(np.int32)) if isinstance(positions, np.ndarray) else positions
 
     def locate(states: Tensor) -> None:
         from service.engine.forward import state_kernels
 
         state_kernels.locate_positions[len(batch),](
-            states, sent.tensor, flat.tensor, params.tensor, mask_token_id,
-            SHIFT=batch.metadata.shift, **_sizes(states),
+            states, sent.tensor, at.tensor, params.tensor, mask_token_id,
+            DRAFTS=drafts, SHIFT=batch.metadata.shift, **_sizes(states),
         )  # fmt: skip
 
     return locate
@@ -124,7 +127,7 @@ def plan_reveal(
     table = np.empty((len(rows), 6), np.int32)
     table[:, 0] = counts.cumsum() - counts
     rules = {row.rule for row in rows}
-    table[:, 1:] = _picks(rules.pop()) if len(rules) == 1 else np.stack([_picks(row.rule) for row in rows])
+    table[:, 1:] = rule_words(rules.pop()) if len(rules) == 1 else np.stack([rule_words(row.rule) for row in rows])
     table[:, 1] += 4 * counts
     sent_order, sent = tables.add(order), tables.add(table)
 
@@ -147,8 +150,8 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
 
 
 @lru_cache
-def _picks(rule: Rule | None) -> NDArray[np.int32]:
-    """The picks of a rule, as `reveal_picks` reads them, `[5]`. None reveals nothing."""
+def rule_words(rule: Rule | None) -> NDArray[np.int32]:
+    """The words of a rule, as `state_kernels.rule_picks` reads them, `[5]`. None reveals nothing."""
     by, count, threshold, bound = CONFIDENCE, 1, np.float32(np.inf), np.inf
     match rule:
         case None:

@@ -10,14 +10,17 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from service.decode.block import Block
+from service.decode.block import Block, new_tuple
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
+from service.engine.forward.draft_chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
+from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
@@ -30,9 +33,11 @@ from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.device import free_bytes, is_out_of_memory, measure_peak
-from service.model.transfer import PackedTables
+from service.model.transfer import PackedTables, to_host_async
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: the number of full forwards after which the limit of rows doubles
 _PATIENCE = 256
@@ -70,6 +75,8 @@ class ModelRunner:
         self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
         self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
+        self._chains = has_kernels and self.keeps_states and not shapes.fixed_shapes and num_candidates > 0
+        self._num_candidates = num_candidates
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
         self._networks: tuple[Network, ...] = ("backbone", "mrp") if has_mrp else ("backbone",)
@@ -125,16 +132,21 @@ class ModelRunner:
             members = anchored if network == "mrp" else rows
             if all(self.model.is_known(network, group) for group in self._partition.rows(members)):
                 continue
-            pending = _attempt(partial(self.begin, network), members)
+            pending = attempt(partial(self.begin, network), members)
             if pending is not None:
                 pending()
+        if "mrp" in self._networks and self._chains:
+            attempt(partial(self.begin_chain, count=1), self._warm_up.drafting(rows, hidden, self._num_candidates))
 
     def _warm_up_states(self) -> None:
         """Starts the kernels of a row that is after another one."""
-        row = next(self._warm_up.samplings())[0]._replace(rule=TopConfidence())
-        [anchor] = self.begin("backbone", [row]).anchors
+        row, has_mrp = next(self._warm_up.samplings())[0]._replace(rule=TopConfidence()), "mrp" in self._networks
         state = Block((0, *row.state.tokens[1:]))
-        self.begin("backbone", [row._replace(state=state, after=anchor)])()
+        for drafts in range(1 + has_mrp):
+            row = row._replace(drafts=bool(drafts))
+            [anchor] = self.begin("backbone", [row]).anchors
+            network: Network = "mrp" if drafts else "backbone"
+            self.begin(network, [row._replace(state=state, after=anchor, anchor=anchor if drafts else None)])()
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
@@ -165,6 +177,39 @@ class ModelRunner:
         pending = sampling.begin(join(hidden), join(states) if states else None)
         return pending if in_order else pending.sorted_by(order)
 
+    @torch.inference_mode()
+    def begin_chain(self, rows: Sequence[Row], count: int) -> list[Pending[Prediction | None]] | None:
+        """Begins up to `count` forwards of MRP that draft. Each reads the states after the picks of the one before.
+
+        The rows have anchors and rules. -> one for each forward, with a Prediction for every row. None if the device
+        needs the host between them.
+        """
+        graphs, length = self.model.graphs, self.config.block_size
+        drafts = DraftVocabulary.for_rows(rows, length, 0, self.config.mask_token_id) if self._chains else None
+        if graphs is None or drafts is None or not can_chain(rows, drafts):
+            return None
+        tables = PackedTables(self.device)
+        planned = self.model.plan_chain(rows, ChainTables.of(rows, drafts), tables)
+        results = None if planned is None else graphs.run_chain(planned, min(count, MAX_FORWARDS))
+        if results is None:
+            return None
+        values, hidden = results
+        copied = cache(to_host_async([values]))
+        outputs = [drafts.output(of_forward) for of_forward in hidden]
+        return [
+            Pending(
+                [new_tuple(Anchor, (output, index)) for index in range(len(rows))],
+                partial(_chained, rows, output, copied, number),
+            )
+            for number, output in enumerate(outputs)
+        ]
+
+
+def _chained(
+    rows: Sequence[Row], output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
+) -> list[Prediction | None]:
+    return [*chain_predictions(rows, output, copied()[0][number].numpy())]
+
 
 class OomBackoff:
     """The limit of rows of one network's forwards. A failure halves it. After `_PATIENCE` full forwards it doubles."""
@@ -185,7 +230,7 @@ class OomBackoff:
         before, start = self.limit, 0
         while start < len(rows):
             chunk = rows[start : start + (self.limit or len(rows))]
-            pending = _attempt(forward, chunk)
+            pending = attempt(forward, chunk)
             if pending is not None:
                 if self.limit is not None and len(chunk) >= self.limit:
                     self._num_full += 1
@@ -203,9 +248,8 @@ class OomBackoff:
         return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
 
 
-def _attempt(
-    forward: Callable[[Sequence[Row]], Pending[Prediction]], rows: Sequence[Row]
-) -> Pending[Prediction] | None:
+def attempt(forward: Callable[[Sequence[Row]], _T], rows: Sequence[Row]) -> _T | None:
+    """Begins rows' forwards. None if there is no memory for them."""
     try:
         return forward(rows)
     except (RuntimeError, MemoryError) as error:

@@ -47,7 +47,8 @@ class Sampler:
     ) -> None:
         self._backbone, self._logits_sampler, self._partition = checkpoint.backbone, logits_sampler, partition
         self._mask, self._sub_block = logits_sampler.mask_token_id, checkpoint.config.sub_block_size
-        self._num_candidates = min(num_candidates, len(self._backbone.head) - 1)
+        # with sub-blocks a draft may stand at a position that the backbone has not read, so there are no candidates
+        self._num_candidates = 0 if self._sub_block else min(num_candidates, len(self._backbone.head) - 1)
 
     def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
         length = len(rows[0].state.tokens)

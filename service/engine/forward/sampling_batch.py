@@ -176,6 +176,12 @@ class SamplingBatch:
         return self.token < 0
 
     @property
+    def unknown(self) -> NDArray[np.bool_]:
+        """Whether only the device knows where the position lies, and whether it exists: its row is after another."""
+        after: NDArray[np.bool_] = np.array([row.after is not None for row in self.metadata.rows])[self.row]
+        return after & self.chosen & (self.position < self.metadata.length)  # the next block's first one is known
+
+    @property
     def random(self) -> NDArray[np.bool_]:
         return self.metadata.random[self.row]
 

@@ -49,14 +49,27 @@ def _mixed(words, part):
 
 
 @triton.jit
+def noise_key(low, high, positions, revealed):
+    """The two words of the noise's key at absolute positions `[P]`, of the words of a seed and the revealed tokens."""
+    positions = positions.to(tl.uint64)
+    none = positions ^ positions
+    seed = low.to(tl.uint32, bitcast=True).to(tl.uint64) | (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
+    words = _mixed(_mixed(_mixed(none, seed), positions), revealed.to(tl.uint64))
+    return words.to(tl.uint32), (words >> 32).to(tl.uint32)
+
+
+@triton.jit
 def locate_positions(
     states,  # [R, L] int32
     table,  # [M, 5] int32: row, number among its masked positions or -1, two words of the seed, the block's start
-    flat,  # [M] int32: row * L + position - SHIFT; those with a number are computed
-    param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed
+    positions,  # [M] int32: row * L + position - SHIFT; those with a number are computed.
+    #             With DRAFTS [R, L]: the slots, read
+    param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed.
+    #               With DRAFTS as of `candidate_kernels.choose_candidate`: slot and position are computed, too
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
+    DRAFTS: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
     """Grid: positions."""
@@ -68,17 +81,59 @@ def locate_positions(
         masked = (tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN).to(tl.int32)
         chosen = (masked > 0) & (tl.cumsum(masked, 0) == number + 1)
         position = tl.sum(tl.where(chosen, lane, 0), 0)
-        tl.store(flat + index, row * L + position - SHIFT)
+        if DRAFTS:
+            # a row may have fewer masked positions than numbers: the results of the others are not read
+            tl.store(param_table + index * 6 + 4, tl.maximum(tl.load(positions + row * L + position), 0))
+            tl.store(param_table + index * 6 + 5, row * L + position - SHIFT)
+        else:
+            tl.store(positions + index, row * L + position - SHIFT)
         single = tl.arange(0, 1)
-        low = tl.load(table + index * 5 + 2 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(table + index * 5 + 3 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-        absolute = (tl.load(table + index * 5 + 4) + position + single).to(tl.uint64)
-        revealed = (L - tl.sum(masked, 0) + single).to(tl.uint64)
-        words = _mixed(tl.full([1], 0, tl.uint64), low | (high << 32))
-        words = _mixed(_mixed(words, absolute), revealed)
+        seed, start = table + index * 5 + 2, tl.load(table + index * 5 + 4)
+        first, second = noise_key(
+            tl.load(seed + single),
+            tl.load(seed + 1 + single),
+            start + position + single,
+            L - tl.sum(masked, 0) + single,
+        )
         keys = param_table + index * 6 + 2 + single
-        tl.store(keys, words.to(tl.uint32).to(tl.int32, bitcast=True))
-        tl.store(keys + 1, (words >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
+        tl.store(keys, first.to(tl.int32, bitcast=True))
+        tl.store(keys + 1, second.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def rule_picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
+    """The picks of a rule (`decode/rules.py`) among masked positions, the first ones in an order, `[PAD]`.
+
+    `rule`, five words: the order modulo 4 (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
+    (infinity: none), two words of the bound in float64 (infinity: none). There are `count` picks at least; more of them
+    up to the threshold, or within the bound (`entropy_bounded`). Ties go to the lowest position.
+    """
+    by = tl.load(rule) % 4
+    count = tl.load(rule + 1)
+    score = confidence
+    if by == _LEFT:
+        score = -lane.to(tl.float32)
+    if by == _ENTROPY:
+        score = -entropy
+    higher = (score[None, :] > score[:, None]) | ((score[None, :] == score[:, None]) & (lane[None, :] < lane[:, None]))
+    rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
+    threshold = tl.load(rule + 2).to(tl.float32, bitcast=True)
+    single = tl.arange(0, 1)
+    low = tl.load(rule + 3 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(rule + 4 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+    bound = (low | (high << 32)).to(tl.float64, bitcast=True)
+    if tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
+        largest = tl.full([1], 0.0, tl.float64)
+        total = tl.full([1], 0.0, tl.float64)
+        within = tl.full([1], 1, tl.int32)
+        least = count
+        for nth in range(L):
+            this = tl.sum(tl.where(masked & (rank == nth), entropy, 0.0), 0).to(tl.float64) + tl.zeros([1], tl.float64)
+            total += tl.minimum(this, largest)
+            largest = tl.maximum(this, largest)
+            within = within & ((total <= bound) | (nth < least)).to(tl.int32)
+            count = tl.maximum(count, tl.sum(within, 0) * (nth + 1))
+    return masked & ((rank < count) | (confidence > threshold))
 
 
 @triton.jit
@@ -86,57 +141,23 @@ def reveal_picks(
     states,  # [R, L] int32: the picks are revealed here
     values,  # [M, 4] float32: as of `sampling_kernels.sample`
     order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 6] int32: the row's first index in `order`; the order of its picks (`_CONFIDENCE`, …), plus four times
-    #         the number of its masked positions that are read, the leftmost ones; the number of its picks; the bits of
-    #         the threshold in float32 (infinity: none); two words of the bound in float64 (infinity: none)
+    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `rule_picks`. To the rule's order is
+    #         added four times the number of the row's masked positions that are read, the leftmost ones
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """Reveals the picks of a rule (`decode/rules.py`): the first ones in an order. Grid: rows.
-
-    `count` picks at least; more of them up to the threshold, or within the bound (`entropy_bounded`). Ties go to the
-    lowest position.
-    """
+    """Reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
-    count = tl.load(table + row * 6 + 2)
-    if count > 0:
+    if tl.load(table + row * 6 + 2) > 0:
         lane = tl.arange(0, PAD)
         state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
         masked = state == MASK_TOKEN
         number = tl.cumsum(masked.to(tl.int32), 0) - 1
-        order_and_reads = tl.load(table + row * 6 + 1)
-        masked = masked & (number < order_and_reads // 4)
+        masked = masked & (number < tl.load(table + row * 6 + 1) // 4)
         value = values + 4 * tl.load(order + tl.load(table + row * 6) + number, mask=masked, other=0).to(tl.int64)
         token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
         confidence = tl.load(value + 1, mask=masked, other=-1.0)
         entropy = tl.load(value + 2, mask=masked, other=0.0)
-        by = order_and_reads % 4
-        score = confidence
-        if by == _LEFT:
-            score = -lane.to(tl.float32)
-        if by == _ENTROPY:
-            score = -entropy
-        higher = (score[None, :] > score[:, None]) | (
-            (score[None, :] == score[:, None]) & (lane[None, :] < lane[:, None])
-        )
-        rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
-        threshold = tl.load(table + row * 6 + 3).to(tl.float32, bitcast=True)
-        single = tl.arange(0, 1)
-        low = tl.load(table + row * 6 + 4 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-        high = tl.load(table + row * 6 + 5 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-        bound = (low | (high << 32)).to(tl.float64, bitcast=True)
-        if tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
-            largest = tl.full([1], 0.0, tl.float64)
-            total = tl.full([1], 0.0, tl.float64)
-            within = tl.full([1], 1, tl.int32)
-            least = count
-            for nth in range(L):
-                this = tl.sum(tl.where(masked & (rank == nth), entropy, 0.0), 0).to(tl.float64) + tl.zeros(
-                    [1], tl.float64
-                )
-                total += tl.minimum(this, largest)
-                largest = tl.maximum(this, largest)
-                within = within & ((total <= bound) | (nth < least)).to(tl.int32)
-                count = tl.maximum(count, tl.sum(within, 0) * (nth + 1))
-        tl.store(states + row * L + lane, token, mask=masked & ((rank < count) | (confidence > threshold)))
+        picked = rule_picks(masked, lane, confidence, entropy, table + row * 6 + 1, L)
+        tl.store(states + row * L + lane, token, mask=picked)

@@ -5,9 +5,13 @@ On CUDA the first forward of a shape compiles Triton's kernels and captures a CU
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+from torch import Tensor
+
 from service.decode.block import Block
+from service.decode.rules import TopConfidence
 from service.engine.forward.partition import BatchPartition
-from service.engine.forward.rows import Row, apart, masked_row
+from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, apart, masked_row
 from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
 
@@ -50,6 +54,13 @@ class WarmUpRows:
         if self._has_mrp:
             for sampling in _SAMPLINGS[:2]:
                 yield [row._replace(sampling=sampling, drafts=True)]
+
+    def drafting(self, rows: Sequence[Row], hidden: Tensor, num_candidates: int) -> list[Row]:
+        """The rows as the first ones of a chain of drafts. `hidden` `[1, L, H]`: the anchor of all."""
+        tokens, slots = hidden.new_zeros(1, num_candidates).long(), np.zeros((1, hidden.shape[1]), np.int64)
+        candidates = Candidates(tokens, hidden.new_zeros(1).float())
+        anchor = Anchor(ForwardOutput(hidden, candidates, slots, np.ones(1, np.bool_)), 0)
+        return [row._replace(anchor=anchor, drafts=True, rule=TopConfidence()) for row in rows]
 
     def largest(self, count: int) -> Iterator[list[Row]]:
         """The forwards of `count` rows that need the most memory, one greedy, one filtered."""

@@ -109,6 +109,8 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     tokens = tables.add(tokens_and_positions(named, MASK)[0])
     flat, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
     locate = plan_locate(batch, flat, params, MASK, tables)
+    slots, drafts = rng.permutation(len(named) * length).reshape(-1, length), tables.add(_params(batch))
+    locate_drafts = plan_locate(batch, slots, drafts, MASK, tables)
     indices = rng.permutation(len(batch)) if shuffled else np.arange(len(batch))
     reveal = plan_reveal(named, batch, indices, MASK, tables)
     tables.send()
@@ -127,6 +129,12 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     there = np.concatenate([np.flatnonzero(batch.row == i)[:count] for i, count in enumerate(counts)])
     assert flat.tensor.cpu().numpy()[there].tolist() == expected.flat.tolist()
     assert (params.tensor[:, 2:4].cpu().numpy().astype(np.uint32)[there] == noise_keys(expected)).all()
+    if locate_drafts is not None:
+        locate_drafts(states.states)
+        slot = slots[expected.row, np.minimum(expected.position, length - 1)]
+        by_slot = np.concatenate([noise_keys(expected), slot[:, None], expected.flat[:, None]], 1)
+        unknown = batch.unknown[there]
+        assert (drafts.tensor[:, 2:].cpu().numpy().astype(np.uint32)[there] == by_slot)[unknown].all()
 
     few = rng.integers(0, 2) == 1  # ties
     confidences, entropies = (
