@@ -1,6 +1,7 @@
 """One running request: the rows that it needs next, and its reaction to their predictions.
 
 A finished block is stored by a row in the same forward as the next block's first evaluation (`stored_blocks.py`).
+Where outputs are shifted, that row reads the next block's first position, and the evaluation follows (`_with_first`).
 Tensors occur only as opaque handles.
 
 A mode with a `pace` may go *ahead*: its next rows are named before the last ones' predictions are read, since only
@@ -132,10 +133,12 @@ class RunningRequest:
     @property
     def _reads_first(self) -> bool:
         """Whether the first position is read next, by a row of the block before."""
+        if not self._shifted:
+            return False
         query, ahead = self._query, self._ahead
         if self._num_unread:
-            return self._shifted and ahead is not None and ahead.after is None
-        return self._shifted and isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
+            return ahead is not None and ahead.after is None
+        return isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
 
     @property
     def waits(self) -> bool:
