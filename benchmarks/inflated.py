@@ -34,8 +34,8 @@ from service.model.weights import WeightFiles, empty_networks, published_weights
 
 _MRP = "mrp_modules.0.model."
 
-_LAYER = re.compile(r"^(.*)layers\.(\d+)\.(.+)\.weight$")
-#: leaf of a weight's name -> its axes
+_LAYER = re.compile(r"^(.*)layers\.(\d+)\.(.+)\.(?:weight|bias)$")
+#: leaf of a weight's name -> its axes; a bias has the first one
 _AXES: Mapping[str, tuple[str, ...]] = {
     "embed_tokens": ("vocabulary", "hidden"),
     "lm_head": ("vocabulary", "hidden"),
@@ -89,8 +89,10 @@ class InflatedWeights:
         self._source, self._small, self._large = source, small, parse_config(self.raw)
         if small.experts or self._large.experts:
             raise InvalidRequest("a model with experts cannot be inflated, nor be the shape", param="shape")
-        if small.qk_norm != self._large.qk_norm:
-            raise InvalidRequest("the shape is of another family: one has norms of heads, one has none", param="shape")
+        if (small.qk_norm, small.qkv_bias) != (self._large.qk_norm, self._large.qkv_bias):
+            raise InvalidRequest(
+                "the shape is of another family, whose heads have other norms or biases", param="shape"
+            )
         _check_fits(small, self._large)
         self.names: Collection[str] = published_weights(self._large, *empty_networks(self._large)).keys()
         self._device, self._dtype = options.device, options.dtype
@@ -100,8 +102,8 @@ class InflatedWeights:
     def read(self, name: str) -> Tensor:
         """A weight of the large model, on the device of the options and in their dtype."""
         layer = _LAYER.match(name)
-        leaf = name.removesuffix(".weight").rpartition(".")[2]
-        axes = [self._axes[axis] for axis in _AXES[leaf]]
+        *_, leaf, kind = name.split(".")
+        axes = [self._axes[axis] for axis in _AXES[leaf][: 1 if kind == "bias" else None]]
         if layer and layer[1] == "model." and int(layer[2]) >= self._small.num_layers:
             return self._further(name, leaf, [axis.size for axis in axes])
         weight = self._placed(self._read(name).float() * self._scales.get(leaf, 1.0), axes)

@@ -63,7 +63,15 @@ class StableDiffcoderShape(Shape):
     model_type: str = "stable_diffcoder"
 
 
-#: SDAR's, LLaDA2's, Stable-DiffCoder's, and Qwen3's smallest for machines on which those take too long
+@dataclass(frozen=True, slots=True)
+class FastDllmShape(Shape):
+    """Sizes of Fast-dLLM v2, whose layers are Qwen2.5's."""
+
+    model_type: str = "Fast_dLLM_Qwen"
+    tie_word_embeddings: bool = False
+
+
+#: SDAR's, LLaDA2's, Stable-DiffCoder's, Fast-dLLM's, and Qwen3's smallest for machines on which those take too long
 SHAPES = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16),
     "sdar-1.7b": Shape(2048, 6144, 28, 16),
@@ -72,6 +80,8 @@ SHAPES = {
     "sdar-30b-a3b": ExpertsShape(2048, 6144, 48, 32, 4),
     "llada2-mini": Llada2Shape(2048, 5120, 20, 16, 4, vocab_size=157184),
     "stable-diffcoder-8b": StableDiffcoderShape(4096, 14336, 32, 32, vocab_size=155136, max_position_embeddings=8192),
+    "fast-dllm-1.5b": FastDllmShape(1536, 8960, 28, 12, 2, tie_word_embeddings=True),
+    "fast-dllm-7b": FastDllmShape(3584, 18944, 28, 28, 4, vocab_size=152064),
 }
 
 

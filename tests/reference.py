@@ -16,8 +16,9 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs, Step
 from service.decode.canvas import Canvas
+from service.decode.first_token import decode_after_first
 from service.decode.mode import DecodingMode
-from service.decode.policy import Evaluate, Prediction
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.engine.forward.logits_sampler import gumbel, noise_keys
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
@@ -88,7 +89,9 @@ class Reference:
         return self.checkpoint.mrp(embedded, anchors[None], backbone.rotation(positions), attend)[0]
 
     def evaluate(self, prefix: Sequence[int], state: Block) -> Tensor:
-        """Hidden states of a block behind its clean prefix, `[L, H]`."""
+        """Hidden states of a block behind its clean prefix, `[L, H]`. Without its first token: of the block before."""
+        if self.lacks_first(state):
+            return self.hidden(prefix)[-len(state.tokens) :]
         return self.hidden([*prefix, *self.filled(state)])[len(prefix) :]
 
     def refine(self, prefix: Sequence[int], state: Block, anchor: Tensor) -> Tensor:
@@ -99,6 +102,14 @@ class Reference:
     def filled(self, state: Block) -> list[int]:
         """A block's tokens with the mask token where nothing is decoded."""
         return [self.config.mask_token_id if token == MASKED else token for token in state.tokens]
+
+    def lacks_first(self, state: Block) -> bool:
+        """Whether the state's first token is to be predicted by the block before."""
+        return self.config.shifted and state.tokens[0] == MASKED
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden `[L, H]` -> the logits of each position's token, `[L, V]`."""
+        return self.checkpoint.backbone.logits(hidden.roll(1, 0) if self.config.shifted else hidden)
 
     # --- reading -----------------------------------------------------------------------------------
 
@@ -119,17 +130,19 @@ class Reference:
         `sequence`: the request and its tokens, on which penalties, bias and forbidden tokens depend; None: it has none.
         `edit`: revealed positions that are read as masked ones are.
         """
-        logits = self.checkpoint.backbone.logits(hidden).float()
+        size, logits = len(state.tokens), self.logits(hidden).float()
         if sequence is not None:
             for position in (*state.masked, *judge, *edit):
                 logits[position] = plain_adjusted(logits[position], sequence, state, position)
         rule_logits, logits = logits / max(1.0, sampling.temperature), logits / (sampling.temperature or 1.0)
         probabilities = (rule_logits - rule_logits.logsumexp(-1, keepdim=True)).exp()  # rounded as by the engine
-        logprobs, masked = logits.log_softmax(-1), sorted((*state.masked, *edit))
+        logprobs, masked = logits.log_softmax(-1), sorted((*self.readable(state), *edit))
         scores = torch.stack([self.allowed(row, sampling) for row in logits[masked]]) if masked else logits[:0]
         if sampling.temperature > 0:
-            row = Row(state, start // len(state.tokens), (), False, sampling, rescore=tuple(edit), edits=True)
-            keys = noise_keys(SamplingBatch.from_rows([row], len(state.tokens)))  # one for each position
+            row = Row(state, start // size, (), False, sampling, rescore=tuple(edit), edits=True)
+            if self.lacks_first(state):
+                row = Row(Block((0,) * size), start // size - 1, (), False, sampling, opens_next=True)
+            keys = noise_keys(SamplingBatch.from_rows([row], size, self.config.sub_block_size))  # one for each position
             scores = scores + gumbel(torch.tensor(keys), torch.arange(scores.shape[-1]))
         picks = [
             Pick(
@@ -144,6 +157,15 @@ class Reference:
         entropies = torch.special.entr(rule_logits[masked].softmax(-1)).sum(-1).tolist()
         judged = tuple(Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge)
         return prediction_of(picks, judged, hidden, entropies)
+
+    def readable(self, state: Block) -> Sequence[int]:
+        """The masked positions that a forward may reveal."""
+        masked, sub_block = state.masked, self.config.sub_block_size
+        if sub_block is None or not masked:
+            return masked
+        if self.lacks_first(state):
+            return (0,)
+        return tuple(position for position in masked if position // sub_block == masked[0] // sub_block)
 
     def top_two(self, logprobs: Tensor, confidences: Tensor) -> PositionLogprobs:
         """The two likeliest tokens with their log-probabilities and confidences, the mask token's share included.
@@ -184,6 +206,9 @@ class Reference:
             if len(output) == request.max_new_tokens:
                 return Decoded(tuple(output), "length", forwards, steps)
 
+    def policy(self, mode: DecodingMode, canvas: Canvas) -> Decoding:
+        return decode_after_first(mode, canvas) if self.config.shifted else mode.decode(canvas)
+
     def decode(
         self,
         clean: Sequence[int],
@@ -196,11 +221,11 @@ class Reference:
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
         if sequence is not None:
             canvas.without_bad_words = sequence.without_bad_words
-        policy, forwards, start = mode.decode(canvas), 0, len(clean)
+        policy, forwards, start = self.policy(mode, canvas), 0, len(clean)
         query = next(policy)
         while True:
             if isinstance(query, Evaluate):
-                forwards += 1
+                forwards += not self.lacks_first(query.states[0])
                 readings = tuple(
                     self.read(self.evaluate(clean, s), s, start, sampling, (), sequence, query.edit)
                     for s in query.states

@@ -16,6 +16,8 @@ EXPERTS_NAME = "sdar-moe-random-b"
 LLADA2_NAME = "llada2-moe-random-d"
 #: Stable-DiffCoder's, with MRP
 DIFFCODER_NAME = "stable-diffcoder-random-e"
+#: Fast-dLLM v2's, with MRP
+FAST_DLLM_NAME = "fast-dllm-random-f"
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts
@@ -53,6 +55,17 @@ DIFFCODER: dict[str, Any] = {
     "architectures": ["StableDiffcoderForCausalLM"],
     "rope_theta": 500000.0,
     "mlp_bias": False,
+}
+
+
+#: what makes `tiny_config` Fast-dLLM v2, with MRP: blocks of 8 in sub-blocks of 4, and a tied head
+FAST_DLLM: dict[str, Any] = {
+    "model_type": "Fast_dLLM_Qwen",
+    "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "block_size": None,
+    "bd_size": 8,
+    "small_block_size": 4,
+    "tie_word_embeddings": True,
 }
 
 

@@ -44,7 +44,7 @@ def collate(rows: list[tuple[list[int], int]], layout: Layout, pad_id: int, mask
     """A batch of `rows`: the tokens of each, and where its answer begins. All rows fit into the layout.
 
     The rest of a row is padding. Blocks of padding are not masked, since nothing is decoded there. The rest of the
-    block in which an answer ends is its tail.
+    block in which an answer ends is its tail. Where outputs are shifted, the first token of a block is given.
     """
     padded = torch.tensor([tokens + [pad_id] * (layout.length - len(tokens)) for tokens, _ in rows])
     positions = torch.arange(layout.first, layout.length)[None]
@@ -52,4 +52,6 @@ def collate(rows: list[tuple[list[int], int]], layout: Layout, pad_id: int, mask
     ends = torch.tensor([len(tokens) for tokens, _ in rows])[:, None]
     closed = (ends + layout.block - 1) // layout.block * layout.block
     answer, tail = (positions >= starts) & (positions < ends), (positions >= ends) & (positions < closed)
+    if layout.sub_block is not None:
+        answer &= positions % layout.block > 0
     return Batch(layout, padded, answer, tail, mask_id)

@@ -18,7 +18,8 @@ class Rows:
     """MRP over several states of one trajectory in one forward. The clean part is computed once."""
 
     def __init__(self, backbone: Backbone, mrp: Mrp, trajectory: Trajectory, copies: int) -> None:
-        self._backbone, self._mrp, layout = backbone, mrp, trajectory.batch.layout
+        self._backbone, self._mrp = backbone, mrp
+        self.layout = layout = trajectory.batch.layout
         clean, embedded = DenseAttention(layout.clean_mask), backbone.embed(trajectory.batch.clean)
         mrp(embedded, trajectory.clean_hidden, backbone.rotation(layout.clean_positions), clean)
         self._rotation = backbone.rotation(layout.positions(copies))
@@ -47,21 +48,21 @@ def chain_loss(
     `chains[c]`: the step of the anchor and the steps after it. `where[k]` `[B, copies * N]`: the positions at which
     application k is compared with the backbone. `importance` `[B, copies * N]`: factors of the positions' weights.
     """
-    block = chains[0][0].tokens.shape[1] // chains[0][0].position.shape[1]
+    layout = rows.layout
     anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
     for depth, judged in enumerate(where, start=1):
         anchor = rows.refine(torch.cat([chain[depth].tokens for chain in chains], 1), anchor)
         if not judged.any():
             continue
-        teacher = exact_logits(backbone, torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
-        student = exact_logits(backbone, anchor[judged])
+        outputs = layout.outputs(torch.cat([chain[depth].hidden for chain in chains], 1)), layout.outputs(anchor)
+        teacher, student = (exact_logits(backbone, hidden[judged]) for hidden in outputs)
         picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].position, 1) for c in chains], 1)
         weight = 1 + weights.next_pick * picked[judged]
         if importance is not None:
             weight = weight * importance[judged]
         loss = loss + (divergence(teacher, student) * weight).sum() / weight.sum()
         if weights.order:
-            loss = loss + weights.order * order_divergence(teacher, student, judged, block)
+            loss = loss + weights.order * order_divergence(teacher, student, judged, layout.block)
     return loss
 
 

@@ -96,13 +96,13 @@ def evaluate(
 def _divergences(backbone: Backbone, rows: Rows | None, trajectory: Trajectory, rule: tuple[EndIds, int]) -> Tensor:
     """Sums and counts `[2, applications]` over all starts. Without `rows` the anchor stays the same."""
     end_id, applications = rule
-    sums = torch.zeros(2, applications, dtype=torch.float64)
+    sums, layout = torch.zeros(2, applications, dtype=torch.float64), trajectory.batch.layout
     for start in range(len(trajectory.steps) - 1):
         [chain], where = chains_of(trajectory, [start], list(range(1, applications + 1)), end_id)
         anchor = chain[0].hidden
         for depth, judged in enumerate(where):
             anchor = rows.refine(chain[depth + 1].tokens, anchor) if rows else anchor
-            teacher = exact_logits(backbone, chain[depth + 1].hidden[judged])
-            each = divergence(teacher, exact_logits(backbone, anchor[judged]))
+            outputs = layout.outputs(chain[depth + 1].hidden), layout.outputs(anchor)
+            each = divergence(*(exact_logits(backbone, hidden[judged]) for hidden in outputs))
             sums[:, depth] += torch.stack([each.sum().double(), judged.sum().double()])
     return sums

@@ -74,12 +74,13 @@ def _state(
     backbone: Backbone, opened: Trajectory, masks: Tensor, copies: int, end_id: EndIds
 ) -> tuple[list[Step], Tensor]:
     """The state of every copy, and the masked positions of all copies, `[B, copies * N]`."""
-    batch, steps, masked_of_copies = opened.batch, [], []
+    batch, layout, steps, masked_of_copies = opened.batch, opened.batch.layout, [], []
     parts = [batch.masked(mask) for mask in masks.chunk(copies, 1)]
     hidden = look(backbone, opened, torch.cat(parts, 1), copies)
     for tokens, seen in zip(parts, hidden.chunk(copies, 1), strict=True):
         masked = masked_positions(tokens, batch, end_id)
-        position, token = pick(backbone_logits(backbone, seen, batch.mask_id), masked, batch.layout.block)
-        steps.append(Step(tokens, seen, position, token, masked.unflatten(1, (-1, batch.layout.block)).any(-1)))
+        logits = backbone_logits(backbone, layout.outputs(seen), batch.mask_id)
+        position, token = pick(logits, layout.readable(masked), layout.block)
+        steps.append(Step(tokens, seen, position, token, masked.unflatten(1, (-1, layout.block)).any(-1)))
         masked_of_copies.append(masked)
     return steps, torch.cat(masked_of_copies, 1)

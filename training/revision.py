@@ -25,21 +25,22 @@ Refine = Callable[[Tensor, Tensor], Tensor]
 def revision_loss(refine: Refine, backbone: Backbone, trajectory: Trajectory, end_id: EndIds) -> Tensor:
     """The KL divergence between backbone and MRP at some positions that were revealed in parallel, of one state."""
     step = trajectory.steps[int(torch.rand(()).item() ** 2 * (len(trajectory.steps) - 1))]
-    masked = masked_positions(step.tokens, trajectory.batch, end_id)
+    layout = trajectory.batch.layout
+    masked = layout.readable(masked_positions(step.tokens, trajectory.batch, end_id))
     tokens, revealed = reveal_in_parallel(backbone, step, masked, trajectory)
-    doubted = choose_doubted(revealed, trajectory.batch.layout.block)
+    doubted = choose_doubted(revealed, layout.block)
     if not doubted.any():
         return torch.zeros(())
     teacher = look(backbone, trajectory, torch.where(doubted, trajectory.batch.mask_id, tokens))
-    student = refine(tokens, step.hidden)
-    return divergence(exact_logits(backbone, teacher[doubted]), exact_logits(backbone, student[doubted])).mean()
+    outputs = layout.outputs(teacher), layout.outputs(refine(tokens, step.hidden))
+    return divergence(*(exact_logits(backbone, hidden[doubted]) for hidden in outputs)).mean()
 
 
 @torch.no_grad()
 def reveal_in_parallel(backbone: Backbone, step: Step, masked: Tensor, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
     """The state after revealing all positions above a random threshold, and the revealed positions, both `[B, N]`."""
     block, batch = trajectory.batch.layout.block, trajectory.batch
-    chances = backbone_logits(backbone, step.hidden, batch.mask_id).softmax(-1)
+    chances = backbone_logits(backbone, batch.layout.outputs(step.hidden), batch.mask_id).softmax(-1)
     sure, token = chances.max(-1)
     per_block = (len(sure), batch.layout.blocks)
     threshold = _LOWEST_THRESHOLD + _THRESHOLD_SPAN * torch.rand(per_block)

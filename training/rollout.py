@@ -99,8 +99,9 @@ def roll_out(backbone: Backbone, batch: Batch, end_id: EndIds, sampled_share: fl
     steps = []
     for _ in range(layout.block):
         hidden = look(backbone, opened, tokens)
-        masked = masked_positions(tokens, batch, end_id)
-        position, token = pick(backbone_logits(backbone, hidden, batch.mask_id), masked, layout.block, sampled)
+        masked, outputs = masked_positions(tokens, batch, end_id), layout.outputs(hidden)
+        logits = backbone_logits(backbone, outputs, batch.mask_id)
+        position, token = pick(logits, layout.readable(masked), layout.block, sampled)
         still = masked.unflatten(1, (-1, layout.block)).any(-1)
         steps.append(Step(tokens, hidden, position, token, still))
         if not still.any():

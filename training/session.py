@@ -134,7 +134,8 @@ class Session:
     def _shape(self) -> Shape:
         config, budget = self._checkpoint.config, self._plan.budget
         pad_id = int(config.mask_token_id == 0)
-        return Shape(budget.rows, config.block_size, pad_id, config.mask_token_id, budget.tokens)
+        sub_block = config.sub_block_size
+        return Shape(budget.rows, config.block_size, pad_id, config.mask_token_id, budget.tokens, sub_block)
 
 
 def _check_out(plan: TrainingConfig) -> None:

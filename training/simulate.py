@@ -105,6 +105,7 @@ def drafts_met(
 
 
 def _is_pick(backbone: Backbone, anchor: Tensor, step: Step, batch: Batch, end_id: EndIds) -> Tensor:
-    masked = masked_positions(step.tokens, batch, end_id)
-    position, token = pick(backbone_logits(backbone, anchor, batch.mask_id), masked, batch.layout.block)
+    layout, masked = batch.layout, masked_positions(step.tokens, batch, end_id)
+    logits = backbone_logits(backbone, layout.outputs(anchor), batch.mask_id)
+    position, token = pick(logits, layout.readable(masked), layout.block)
     return (position == step.position) & (token == step.token) & step.open

@@ -20,7 +20,8 @@ _POOL = 64
 class Shape:
     """`rows`: rows of a batch. `block`: the block size. `pad_id`, `mask_id`: tokens of padding and of masks.
 
-    `tokens`: the most tokens of a batch with its padding. With this limit a batch may have fewer rows.
+    `tokens`: the most tokens of a batch with its padding. With this limit a batch may have fewer rows. `sub_block`: as
+    in `Layout`.
     """
 
     rows: int
@@ -28,6 +29,7 @@ class Shape:
     pad_id: int
     mask_id: int
     tokens: int | None = None
+    sub_block: int | None = None
 
 
 class Stream:
@@ -91,4 +93,5 @@ class Stream:
         length = max(-(-example.end // block) for example in examples) * block
         first = min(example.start // block for example in examples) * block
         rows = [(example.tokens, example.start) for example in examples]
-        return collate(rows, Layout(length, first, block), self._shape.pad_id, self._shape.mask_id)
+        layout = Layout(length, first, block, self._shape.sub_block)
+        return collate(rows, layout, self._shape.pad_id, self._shape.mask_id)

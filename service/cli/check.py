@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from service.text import TextCodec
 
 
+#: a fact that an option may override -> its key in config.json, where a family has another one
+_PUBLISHED_NAMES = {"block_size": "bd_size"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Options(ModelOptions):
     model: Annotated[
@@ -141,13 +145,15 @@ def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, st
     def source(key: str) -> str:
         if getattr(options, key) is not None:
             return f"by --{key.replace('_', '-')}"
-        value = keys.get(key)
+        value = keys.get(_PUBLISHED_NAMES.get(key, key), keys.get(key))
         if module is not None:
             differs = value is not None and value != module.keys[key]
             return f"by the name {module.name} (docs/modules.md){f'; config.json says {value}' if differs else ''}"
         return "by config.json" if value is not None else "the default: config.json has no such key"
 
     facts = {"block size": f"{config.block_size}, {source('block_size')}"}
+    if config.shifted:
+        facts["outputs"] = f"each predicts the next token; tokens are revealed in sub-blocks of {config.sub_block_size}"
     if (mrp := config.mrp) is None:
         return facts
     kind = "residual" if mrp.residual else "direct (no residual)"

@@ -123,8 +123,10 @@ class Canvas:
     def choose(self, rule: Rule, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
         """The picks that a rule reveals in a state, or the first of them that are allowed.
 
-        With a grammar perhaps none.
+        With a grammar perhaps none, and none of a prediction that reads nothing.
         """
+        if not prediction.positions:
+            return ()
         picks = rule(prediction)
         if self.without_bad_words is not None:
             picks = self.without_bad_words(block, picks)

@@ -175,7 +175,7 @@ class Node:
     @property
     def uncertainty(self) -> float:
         """The probability that decoding passes through the state, and not on by the likeliest pick."""
-        return self.likelihood * (1.0 - max(self.weights) / self.total)
+        return self.likelihood * (1.0 - max(self.weights, default=0.0) / self.total)
 
     def likely(self) -> list[tuple[float, Pick]]:
         """The likeliest next picks with their probabilities."""
@@ -244,8 +244,10 @@ class BestFirstSearch:
 
 
 def most_likely(confidences: Iterable[float], sharpness: float) -> float:
-    """A bound above the likelihood of each of at least two picks, at least 0.5. The two surest picks decide it."""
-    *_, second, first = sorted(confidences)
+    """A bound above the likelihood of each pick, at least 0.5. The two surest picks decide it."""
+    if len(ordered := sorted(confidences)) < 2:
+        return 1.0
+    *_, second, first = ordered
     if not _LEAST < second <= first < SURE:
         return 1.0
     ratio = second * (1.0 - first) / (first * (1.0 - second))

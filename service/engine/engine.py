@@ -96,7 +96,7 @@ class Engine:
         measured = partial(measure, runner, config.max_rows, has_mrp, clock, ahead=bool(config.async_scheduling))
         self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
-        self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
+        self._scheduler = Scheduler(self._pages, self.model, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)
         self._clock = deps.clock
         self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them

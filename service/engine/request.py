@@ -290,6 +290,11 @@ def validate(
     if request.sampling.adjusts_logits:
         _check_tokens(request, model)
     scored = isinstance(request.mode, ScoreMode)
+    if scored and model.shifted and request.prompt_token_ids[:1] == (MASKED,):
+        raise InvalidRequest(
+            f"the first token of a text cannot be scored: in {model.family} the output of the token before predicts it",
+            param="prompt",
+        )
     prompt = request.prompt_token_ids
     _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
     if scored and MASKED not in prompt:

@@ -1,6 +1,7 @@
 """One running request: the rows that it needs next, and its reaction to their predictions.
 
 A finished block is stored by a row in the same forward as the next block's first evaluation (`stored_blocks.py`).
+Where outputs are shifted, that row reads the next block's first position, and the evaluation follows (`_with_first`).
 Tensors occur only as opaque handles.
 
 A mode with a `pace` may go *ahead*: its next rows are named before the last ones' predictions are read, since only
@@ -12,10 +13,11 @@ ahead is dropped.
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from service.decode.block import MASKED, Block, new_tuple
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, GrammarMatcher
+from service.decode.first_token import decode_after_first
 from service.decode.mode import Pace
 from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
@@ -27,6 +29,7 @@ from service.engine.request import BlockEvent, FinishReason, ForwardKind, Genera
 from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
 from service.errors import MrpServeError, OutputsNotFinite
+from service.model.config import ModelConfig
 
 
 class Ahead(NamedTuple):
@@ -43,9 +46,11 @@ class RunningRequest:
     """A running request."""
 
     def __init__(
-        self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
+        self, request: GenerationRequest, model: ModelConfig, lease: Lease, submitted: float, drafts: RequestDrafts
     ) -> None:
-        self.request, self.submitted, self._block_size, self.drafts = request, submitted, block_size, drafts
+        self.request, self.submitted, self.drafts = request, submitted, drafts
+        block_size = self._block_size = model.block_size
+        self._sub_block, self._shifted = model.sub_block_size, model.shifted
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -83,8 +88,9 @@ class RunningRequest:
         """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
         request = self.request
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
-            self.pace = request.mode.pace
-        self._chains = allowed and self._only_drafts and request.grammar is None and self._adjuster is None
+            pace = request.mode.pace
+            self.pace = None if self._shifted and pace is not None and pace.picks is None else pace
+        self._chains = allowed and self._draft_vocabulary and request.grammar is None and not self._shifted
 
     def start(self) -> None:
         request = self.request
@@ -118,9 +124,21 @@ class RunningRequest:
     @property
     def num_rows(self) -> int:
         unwritten = len(self.blocks.unwritten)
+        if self._reads_first and unwritten:
+            return unwritten
         if self._num_unread:
             return unwritten + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
         return unwritten + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether the first position is read next, by a row of the block before."""
+        if not self._shifted:
+            return False
+        query, ahead = self._query, self._ahead
+        if self._num_unread:
+            return ahead is not None and ahead.after is None
+        return isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
 
     @property
     def waits(self) -> bool:
@@ -151,6 +169,8 @@ class RunningRequest:
             if len(rows) < len(unwritten):
                 return rows
         query = self._query
+        if self._reads_first:
+            return self._with_first(rows, budget)
         if self._num_unread:
             if self._ahead is not None and len(rows) + 1 + self._ahead.uncertain <= budget:
                 rows += self._rows_ahead(self._ahead)
@@ -206,9 +226,12 @@ class RunningRequest:
             self._num_unread += 1
             return
         stored = self.blocks.begin(rows, anchors)
-        if stored == len(rows):
+        if rows[-1].sampling is None:
             return
         self._num_unread += 1
+        if self.pace is None or rows[-1].opens_next:
+            self._ahead = None
+            return
         row, following = rows[stored], None
         if row.writes_kv:
             self._uncertain = rows[stored:], anchors[stored:]
@@ -228,10 +251,12 @@ class RunningRequest:
         """The row after one that has begun. `masked`: the masked positions of its state."""
         if self.pace is None or self.blocks.has_failed:
             return None
-        if masked > (self.pace.picks or 1):
+        picks = self.pace.picks or 1
+        if self._sub_block is not None:
+            picks = min(picks, (masked - 1) % self._sub_block + 1)  # the sub-blocks to the right are masks only
+        if masked > picks:
             mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
-            uncertain = self.pace.picks is None
-            return Ahead(row.index, masked - (self.pace.picks or 1), anchor, mrp_steps, uncertain)
+            return Ahead(row.index, masked - picks, anchor, mrp_steps, uncertain=self.pace.picks is None)
         if row.index + 1 == len(self.lease.pages):
             return None
         self.blocks.add_ahead(row.index, anchor, self._block_size)
@@ -250,6 +275,12 @@ class RunningRequest:
             self._ahead = self._after(following[0], anchors[1], self._block_size)
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        if rows[-1].opens_next:
+            kind: ForwardKind = "prefill" if rows[0].index < self._prompt_blocks else "commit"
+            self.stats.count((kind,))
+            self._num_unread -= 1
+            self._send((predictions[-1]._replace(positions=(0,)),))
+            return (kind,)
         if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
             self.stats.count(("denoise",))
             self._receive_evaluation(rows[0], predictions)
@@ -266,7 +297,7 @@ class RunningRequest:
         elif not evaluated:
             kinds = ("commit",)
         if evaluated:
-            kind: ForwardKind = "denoise" if evaluated == 1 else "verify"
+            kind = "denoise" if evaluated == 1 else "verify"
             kinds = (*kinds, kind) if kinds else (kind,)
         self.stats.count(kinds)
         if evaluated:
@@ -279,7 +310,7 @@ class RunningRequest:
         """`row`: the first of the evaluated rows."""
         self._num_unread -= 1
         if row.after is not None:
-            predictions = [predictions[0].of_positions(self._canvas.block.masked)]
+            predictions = [_of_state(predictions[0], self._canvas.block)]
         self._send(tuple(predictions))
         if self._uncertain is not None:
             self._settle_uncertain(*self._uncertain)
@@ -294,7 +325,7 @@ class RunningRequest:
         if not isinstance(query, Refine) or (row.after is not None and self._chains and not self._follows):
             return ("mrp",)  # the search went elsewhere
         if row.after is not None:
-            prediction = prediction.of_positions(query.state.masked)
+            prediction = _of_state(prediction, query.state)
         following = query.state.reveal(self._rule(prediction)) if self._chains else None
         self._send((prediction,))
         refined, query = (prediction.handle, following), self._query
@@ -334,7 +365,8 @@ class RunningRequest:
         if self._matcher is not None:
             self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
-        self._decoding = self.request.mode.decode(self._canvas)
+        mode = self.request.mode
+        self._decoding = decode_after_first(mode, self._canvas) if self._shifted else mode.decode(self._canvas)
 
     def _budget(self) -> DraftBudget:
         """The budget of drafts in the next forward: nothing if it has already begun."""
@@ -435,10 +467,34 @@ class RunningRequest:
             new_tuple(Row, (
                 state, index, pages, False, sampling, query.edit, None, entropy, drafts,
                 masks.get(state) if masks else None, logprobs,
-                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits,
+                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits, False,
             ))
             for state in query.states
         ]  # fmt: skip
+
+    def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
+        """The rows to store. The last one also reads the first position of the block that is decoded.
+
+        If its block is stored already, as the prompt's last one may be, it is computed again and not stored.
+        """
+        index, query = self._index - 1, self._query
+        if not budget:
+            return rows
+        if self._num_unread:
+            return [*rows[:-1], rows[-1]._replace(sampling=self.request.sampling, opens_next=True)]
+        if not rows:
+            rows = [Row(Block(self.lease.prefix.blocks[index]), index, self.lease.pages, writes_kv=False)]
+        (read,), last = self._rows(cast(Evaluate, query)), rows[-1]
+        return [
+            *rows[:-1],
+            last._replace(
+                sampling=read.sampling,
+                mask=read.mask,
+                logprobs=read.logprobs,
+                adjustments=read.adjustments,
+                opens_next=True,
+            ),
+        ]
 
     def _refines(self, ahead: Ahead) -> bool:
         return ahead.after is not None and self.pace is not None and ahead.mrp_steps < self.pace.mrp_steps
@@ -477,6 +533,11 @@ class RunningRequest:
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
             rule=self._rule if self._chains else None,
         )
+
+
+def _of_state(prediction: Prediction, state: Block) -> Prediction:
+    """The prediction of a row ahead, for the masked positions of its state, which the host did not know."""
+    return prediction.of_positions(state.masked[: len(prediction.positions)])
 
 
 def check_finite(predictions: Iterable[Prediction]) -> None:

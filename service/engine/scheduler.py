@@ -21,6 +21,7 @@ from service.engine.request import GenerationRequest
 from service.engine.running_request import RunningRequest
 from service.engine.scoring import ScoringRequest
 from service.fair_queue import FairQueue, Ticket
+from service.model.config import ModelConfig
 
 #: the tokens of a prompt from which on requests wait for another request that stores the same prompt
 _LONG_PREFIX = 64
@@ -45,22 +46,22 @@ class Scheduler:
     """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
 
     def __init__(
-        self, pages: PrefixCache, block_size: int, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
+        self, pages: PrefixCache, model: ModelConfig, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue()
         self.running: list[RunningRequest] = []
         self._lookups = (0, 0)
-        self._pages, self._block_size = pages, block_size
+        self._pages, self._model, self._block_size = pages, model, model.block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
         self._prompt_rows = max(1, prompt_rows)
-        self._long_prefix = -(-_LONG_PREFIX // block_size)
+        self._long_prefix = -(-_LONG_PREFIX // model.block_size)
         self._left_out: list[RunningRequest] = []
         self._planner, self._ahead = planner, bool(config.async_scheduling)
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         size, prompt = self._block_size, request.prompt_token_ids
         if isinstance(request.mode, ScoreMode):
-            prompt = prompt[: prompt.index(MASKED)]
+            prompt = prompt[: prompt.index(MASKED) - self._model.shifted]  # the token before may predict it
         blocks = [prompt[end - size : end] for end in range(size, len(prompt) + 1, size)]
         cost, arrived = max(1, -(-request.max_new_tokens // size)), submitted - request.waited_s
         sharing = request.sharing
@@ -83,7 +84,7 @@ class Scheduler:
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, mrp_steps)
             kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
-            running = kind(request, self._block_size, lease, first.submitted, drafts)
+            running = kind(request, self._model, lease, first.submitted, drafts)
             running.allow_ahead(self._ahead)
             if self._pages.shares:
                 looked_up, cached = self._lookups

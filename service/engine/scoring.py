@@ -1,7 +1,8 @@
 """One running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
 
 From the first masked position on to the block of the last one, every block is a row: its masks are scored, and its KV
-is written for the blocks after it, to pages that no other request shares.
+is written for the blocks after it, to pages that no other request shares. Where outputs are shifted, the first row has
+the position before the first masked one, and a row also scores the first position of the block after it.
 """
 
 from collections import deque
@@ -72,15 +73,18 @@ class ScoringRequest(RunningRequest):
         self._canvas, self._decoding = Canvas(Block(())), self.request.mode.decode(Canvas(Block(())))
         self._scores: list[tuple[int, PositionLogprobs]] = []
         last = max(position for position, token in enumerate(head) if token == MASKED) // size
-        self._to_score = deque(
-            self._block(head[index * size :][:size], self._prompt_blocks + index, last=index == last)
-            for index in range(last + 1)
-        )
+        rows = [self._block(head[index * size :], self._prompt_blocks + index) for index in range(last + 1)]
+        self._to_score = deque([*rows[:-1], rows[-1]._replace(writes_kv=False)])
 
-    def _block(self, tokens: tuple[int, ...], index: int, *, last: bool) -> Row:
-        block = Block(tokens + (MASKED,) * (self._block_size - len(tokens)))
-        sampling, logprobs = (None, None) if block.complete else (self.request.sampling, self.request.logprobs)
-        return Row(block, index, self.lease.pages, writes_kv=not last, sampling=sampling, logprobs=logprobs)
+    def _block(self, tokens: tuple[int, ...], index: int) -> Row:
+        """The row of a block. `tokens`: the text from the block on."""
+        size, request = self._block_size, self.request
+        block = Block(tokens[:size] + (MASKED,) * (size - len(tokens)))
+        row = Row(block, index, self.lease.pages, writes_kv=True, sampling=request.sampling, logprobs=request.logprobs)
+        if self._shifted:  # all masked positions are read, also in later sub-blocks
+            read = tuple(position for position in block.masked if position)
+            row = row._replace(rescore=read, edits=True, opens_next=tokens[size : size + 1] == (MASKED,))
+        return row if row.opens_next or not block.complete else row._replace(sampling=None, logprobs=None)
 
     def _scored(self, row: Row, prediction: Prediction) -> Iterator[tuple[int, PositionLogprobs]]:
         for pick in prediction.picks:

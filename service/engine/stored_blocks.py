@@ -52,13 +52,13 @@ class StoredBlocks:
         self.has_failed |= None in anchors
         is_mrp, stored = rows[0].anchor is not None, 0
         for row, anchor in zip(rows, anchors, strict=True):
-            if not row.writes_kv or row.sampling is not None:
+            if not row.writes_kv or (row.sampling is not None and not row.opens_next):
                 break
             stored += 1
             if not is_mrp:
-                self.unwritten.popleft()
+                block = self.unwritten.popleft()
                 if self._uses_mrp:
-                    self.for_mrp.append(row._replace(anchor=anchor))
+                    self.for_mrp.append(block._replace(anchor=anchor))
         if is_mrp:
             self.for_mrp.clear()
         if is_mrp or not self._uses_mrp:

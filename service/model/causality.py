@@ -29,7 +29,11 @@ _ADVANTAGE = 2.0
 
 
 class TextLosses(NamedTuple):
-    """Mean losses of the same tokens in nats: as masks under the block mask, read causally, and by chance."""
+    """Mean losses of the same tokens in nats: as masks under the block mask, read causally, and by chance.
+
+    Where the family's outputs are shifted, a mask is read at the position before it, which is a mask, too: there a
+    causal model's output says nothing.
+    """
 
     block: float
     causal: float
@@ -38,7 +42,7 @@ class TextLosses(NamedTuple):
     @property
     def is_causal(self) -> bool:
         """Whether the model knows the text only when it is read causally. An untrained model knows it in no way."""
-        return self.causal < self.chance / 2 and self.block > self.causal + _ADVANTAGE
+        return self.causal < self.chance / 2 < self.block and self.block > self.causal + _ADVANTAGE
 
 
 @torch.inference_mode()
@@ -51,10 +55,11 @@ def text_losses(checkpoint: Checkpoint, token_ids: list[int]) -> TextLosses | No
     clean = torch.tensor(tokens, device=checkpoint.device)
     positions = torch.arange(size, device=checkpoint.device)
     scored = positions[positions % _STRIDE == _STRIDE // 2]
-    masked = clean.index_fill(0, scored, config.mask_token_id)
+    shift = int(config.shifted)
+    masked = clean.index_fill(0, torch.cat([scored - shift, scored]), config.mask_token_id)
     readings, attend = torch.cat([clean, masked, clean]), _attend(_seen(positions, config.block_size))
     hidden = backbone(readings[None], positions.repeat(3)[None], attend)[0]
-    states = hidden[size + scored], hidden[2 * size + scored - 1]  # those of masks, and of the tokens before them
+    states = hidden[size + scored - shift], hidden[2 * size + scored - 1]  # of masks, and of the tokens before them
     block, causal = (F.cross_entropy(backbone.logits(state).float(), clean[scored]).item() for state in states)
     return TextLosses(block, causal, math.log(config.vocab_size))
 

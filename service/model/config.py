@@ -68,6 +68,15 @@ class ModelConfig:
     scale_columns: int | None = None  # the columns of a quantized row that share a scale; None: all
     rotary_dim: int | None = None  # the rotated numbers of a head, the first ones; None: all
     qk_norm: bool = True  # whether each head of queries and keys has a norm
+    qkv_bias: bool = False  # whether the projections to queries, keys and values have biases
+    #: Of a model whose output at a position predicts the next token (`shifted`): a forward reveals tokens of the
+    #: leftmost sub-block of this size that has masks. None: the output at a mask predicts the mask's own token.
+    sub_block_size: int | None = None
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the output at a position predicts the next token, so that a block predicts the next one's first."""
+        return self.sub_block_size is not None
 
     @property
     def num_kv_layers(self) -> int:

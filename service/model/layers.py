@@ -1,4 +1,4 @@
-"""Qwen3's decoder layers, and Llama's, which have no norms of heads. Attention is a function of the caller.
+"""Qwen3's decoder layers. Llama's have no norms of heads, Qwen2's have biases instead. Attention is the caller's.
 
 Serving passes paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a mask.
 Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by the
@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None for _ in range(2)

@@ -16,7 +16,16 @@ from service.model import LoadOptions, load_checkpoint, published_weights, save_
 from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
 from tests.engine.helpers import FREE_ROWS
-from tests.tiny import DIFFCODER, DIFFCODER_NAME, EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import (
+    DIFFCODER,
+    DIFFCODER_NAME,
+    EXPERTS,
+    FAST_DLLM,
+    FAST_DLLM_NAME,
+    GOLDEN,
+    GOLDEN_NAMES,
+    tiny_checkpoint,
+)
 
 MODES = (
     *(Static(), Static(3), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.3)),
@@ -73,7 +82,11 @@ def test_logits_agree_in_any_shape(data):
     draw = data.draw
     residual, tied = draw(st.booleans()), draw(st.booleans())
     seed, head_dim, eps = draw(st.integers(0, 9)), draw(st.sampled_from((4, 6, 16))), draw(st.sampled_from((1e-6, 0.1)))
-    changes = {"tie_word_embeddings": tied, "mrp_residual": residual, **draw(st.sampled_from(({}, DIFFCODER)))}
+    changes = {
+        **draw(st.sampled_from(({}, DIFFCODER, FAST_DLLM))),
+        "tie_word_embeddings": tied,
+        "mrp_residual": residual,
+    }
     small = tiny_checkpoint(seed, head_dim=head_dim, rms_norm_eps=eps, **changes)
     config = small.config
     group = draw(st.integers(1, 4))
@@ -129,7 +142,7 @@ def answers(engine, prompts, new_tokens, stops=frozenset()):
     return {answer.request_id: (answer.token_ids, answer.stats.forwards) for answer in engine.generate(requests)}
 
 
-@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], DIFFCODER_NAME])
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], DIFFCODER_NAME, FAST_DLLM_NAME])
 def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode(name):
     options = LoadOptions(block_size=8)
     expected = answers(engine_of(load_checkpoint(GOLDEN / name, options)), [(3, 7, 9, 11, 13)], 20)
@@ -166,3 +179,5 @@ def test_experts_are_refused_on_both_sides():
 def test_a_shape_of_another_family_is_refused():
     with pytest.raises(InvalidRequest, match="the shape is of another family"):
         inflated(tiny_checkpoint(), SHAPES["stable-diffcoder-8b"])
+    with pytest.raises(InvalidRequest, match="the shape is of another family"):
+        inflated(tiny_checkpoint(**FAST_DLLM), SHAPES["stable-diffcoder-8b"])

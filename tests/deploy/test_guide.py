@@ -61,7 +61,7 @@ def test_the_sizing_table_is_what_check_would_say():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("shape", ["sdar-8b", "sdar-30b-a3b", "llada2-mini", "stable-diffcoder-8b"])
+@pytest.mark.parametrize("shape", ["sdar-8b", "sdar-30b-a3b", "llada2-mini", "stable-diffcoder-8b", "fast-dllm-7b"])
 def test_the_sizing_table_of_several_devices_is_too(shape, devices):
     assert row(shape, devices, f"`{shape}`", str(devices)) in BIGGER.splitlines()
 

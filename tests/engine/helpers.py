@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
+from service.decode.block import MASKED, Block
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Prediction
@@ -25,7 +26,7 @@ from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.reference import Reference
 from tests.runners import RunnerWrapper, engine_over
-from tests.tiny import DIFFCODER, EXPERTS, LLADA2, tiny_checkpoint
+from tests.tiny import DIFFCODER, EXPERTS, FAST_DLLM, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Direct(2, 0.5), Speculative(1), Remask(0.5),
@@ -42,6 +43,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     EXPERTS,
     LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
     DIFFCODER,
+    FAST_DLLM,
 )
 
 #: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.
@@ -138,8 +140,14 @@ class CheckingRunner(RunnerWrapper):
             return
         start = row.index * len(row.state.tokens)
         judge, edit = ((), row.rescore) if row.edits else (row.rescore, ())
-        wanted = self.reference.read(hidden, row.state, start, row.sampling, judge, edit=edit)
-        assert [pick.position for pick in reading.picks] == sorted((*row.state.masked, *edit))
+        if row.opens_next:
+            size = len(row.state.tokens)
+            assert list(reading.positions) == [size]
+            reading, following = reading._replace(positions=(0,)), Block((MASKED,) * size)
+            wanted = self.reference.read(hidden, following, start + size, row.sampling)
+        else:
+            wanted = self.reference.read(hidden, row.state, start, row.sampling, judge, edit=edit)
+            assert [pick.position for pick in reading.picks] == sorted((*self.reference.readable(row.state), *edit))
         assert [pick[:2] for pick in reading.rescored] == [pick[:2] for pick in wanted.rescored]
         for got, expected in zip(reading.picks + reading.rescored, wanted.picks + wanted.rescored, strict=True):
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie

@@ -21,7 +21,7 @@ from service.engine.forward.runner import ModelRunner
 from tests.engine.helpers import checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
-from tests.tiny import tiny_checkpoint
+from tests.tiny import FAST_DLLM, tiny_checkpoint
 
 #: forwards cost the same whatever their rows
 COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))), turn=Curve(((1, 0.6), (64, 0.6))))
@@ -36,6 +36,10 @@ PACED = [
 UNPACED = [Remask(0.3), Direct(2, 0.3), Speculative(0, 3)]
 #: modes for which MRP drafts three times
 DRAFTED = [Speculative(3), Speculative(3, 4), Speculative(3, verify="sequential"), Speculative(3, threshold=0.5)]
+
+
+#: the block size of `FAST_DLLM`
+SIZE = 8
 
 
 class Device(RunnerWrapper):
@@ -70,8 +74,9 @@ def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, .
 
 @pytest.mark.parametrize("seed", fast_only({1, 2, 3}.__contains__, range(12)))
 @pytest.mark.parametrize("costs", [COSTS, SLOW_HOST])
-def test_answers_and_their_steps_are_the_same_with_and_without(seed: int, costs: StepCosts) -> None:
-    checkpoint = tiny_checkpoint(seed)
+@pytest.mark.parametrize("changes", [{}, FAST_DLLM], ids=["sdar", "shifted"])
+def test_answers_and_their_steps_are_the_same_with_and_without(seed: int, costs: StepCosts, changes) -> None:
+    checkpoint = tiny_checkpoint(seed, **changes)
     requests = [replace(request, keep_steps=True) for request in random_requests(random.Random(seed), checkpoint, 13)]
     events = {}
     for ahead in (True, False):
@@ -105,6 +110,20 @@ def test_the_next_forward_has_begun_whenever_one_is_read(mode, running) -> None:
         forwards += len(device.unread) - before
     assert forwards > 6
     assert min(device.unread[:forwards]) >= 2
+
+
+@pytest.mark.parametrize("mode", [Static(), Static(3), Sequential(), Direct(2), Speculative("auto")])
+def test_with_shifted_outputs_only_a_blocks_first_token_is_waited_for(mode) -> None:
+    """Where a rule fixes the number of picks. Elsewhere all results are."""
+    checkpoint = tiny_checkpoint(1, **FAST_DLLM)
+    for ahead, paced in ((True, mode), (False, Dynamic(0.5))):
+        engine, device = engine_over(Device, checkpoint, EngineDeps(costs=SLOW_HOST), async_scheduling=True)
+        engine.submit(request_of("x", [1], paced, 6 * SIZE))
+        while engine.has_work:
+            engine.step()
+        waits = device.unread.count(1)
+        most = 16 if mode.needs_mrp else 8  # after each block, and at the end; MRP reads a block once it is stored
+        assert waits <= most if ahead else set(device.unread) == {1}
 
 
 @pytest.mark.parametrize("mode", UNPACED)
@@ -161,9 +180,10 @@ def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("seed", fast_only({1, 2}.__contains__, range(6)))
-def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(seed: int) -> None:
+@pytest.mark.parametrize("changes", [{}, FAST_DLLM], ids=["sdar", "shifted"])
+def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(seed: int, changes) -> None:
     """Every reading is compared with a recomputation of its whole sequence."""
-    rng, checkpoint = random.Random(seed), tiny_checkpoint(seed)
+    rng, checkpoint = random.Random(seed), tiny_checkpoint(seed, **changes)
     limits = {
         "async_scheduling": True,
         "max_running": 5,

@@ -11,18 +11,20 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import GenerationRequest, SamplingParams
 from service.errors import ConstraintFailed
-from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, prompt, text_of
+from tests.constraints.checkpoints import DEMO, checkpoint, prompt, text_of
+from tests.constraints.checkpoints import NAMES as UNSHIFTED
 from tests.constraints.schemas import HARD, random_schema
 from tests.engine.constrained import constrained, engine_of, sampled, try_schemas
 from tests.engine.helpers import events_of
 from tests.thinned import fast_only
-from tests.tiny import GOLDEN_NAMES
+from tests.tiny import FAST_DLLM_NAME, GOLDEN_NAMES
 
 GREEDY = SamplingParams()
 #: answers that many draws try to fit; the slow test has more
 FEW, MANY = 5, 2000
-#: checkpoints of the fast tests: the trained one, and random weights whose tokens are pairs of bytes
-FAST = (DEMO, GOLDEN_NAMES[1])
+NAMES = (*UNSHIFTED, FAST_DLLM_NAME)
+#: checkpoints of the fast tests: the trained one, and random weights whose tokens are pairs of bytes; shifted outputs
+FAST = (DEMO, GOLDEN_NAMES[1], FAST_DLLM_NAME)
 MODES: tuple[DecodingMode, ...] = (
     Static(),
     Static(4),

@@ -33,13 +33,15 @@ from tests.engine.helpers import (
 from tests.reference import Reference
 from tests.runners import engine_over
 from tests.thinned import fast_rows
-from tests.tiny import GOLDEN_NAMES, golden
+from tests.tiny import FAST_DLLM_NAME, GOLDEN_NAMES, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
 
 #: of the golden checkpoints the one that the fast tests decode
 FAST = GOLDEN_NAMES[1]
+#: those whose drafts are compared with plain decoding
+DRAFTED = (*GOLDEN_NAMES, FAST_DLLM_NAME)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ FAST = GOLDEN_NAMES[1]
     [
         (0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (4, 6, 16, False),
         (5, 6, 3, False), (6, 9, 24, False), (0, 9, 2, False), (2, 4, 20, False), (3, 60, 5, False),
+        (8, 9, 3, False), (8, 30, 12, False), (8, 5, 6, True),
     ],
 )  # fmt: skip
 def test_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chunks(
@@ -187,8 +190,8 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
 @pytest.mark.parametrize(
     ("name", "temperature"),
     fast_rows(
-        lambda name, temperature: (name == FAST) == (temperature == 1.5) and name != GOLDEN_NAMES[2],
-        [(name, temperature) for name in GOLDEN_NAMES for temperature in (0.0, 0.01, 0.1, 0.7, 1.5)],
+        lambda name, temperature: (name in {FAST, FAST_DLLM_NAME}) == (temperature == 1.5) and name != GOLDEN_NAMES[2],
+        [(name, temperature) for name in DRAFTED for temperature in (0.0, 0.01, 0.1, 0.7, 1.5)],
     ),
 )
 def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
@@ -202,7 +205,7 @@ def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: s
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 0.05, 0.3, 0.7, 1.2, 1.5])
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", DRAFTED)
 def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, temperature: float, seed: int) -> None:
     checkpoint = golden(name, torch.float64)
     requests = pairs(1000 + seed, checkpoint, temperature, 40)
@@ -211,13 +214,15 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
 
 
-def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
+@pytest.mark.parametrize("name", [FAST, FAST_DLLM_NAME])
+def test_a_continued_request_goes_on_as_if_nothing_had_happened(name: str) -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
-    checkpoint = golden(FAST, torch.float64)
+    checkpoint = golden(name, torch.float64)
+    count = 5 * checkpoint.config.block_size + 1
     for mode in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
         sampling = SamplingParams(temperature=0.9, seed=3)
-        whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=21)
+        whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=count)
         (done,) = Engine(checkpoint, SMALL).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
-        rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=21 - len(sent))
+        rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=count - len(sent))
         assert Engine(checkpoint, SMALL).generate([rest])[0].token_ids == done.token_ids[len(sent) :]

@@ -15,9 +15,11 @@ from service.engine.engine import EngineDeps
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import Sharing
 from service.engine.scheduler import Scheduler, TenantLoad, fair_rows
-from service.model import Checkpoint
+from service.model import Checkpoint, parse_config
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, random_requests, request_of
-from tests.tiny import tiny_checkpoint
+from tests.tiny import tiny_checkpoint, tiny_config
+
+MODEL = parse_config(tiny_config())
 
 #: a forward reads the weights (3), then computes a row in .5
 PRICE = {rows: 3 + rows / 2 for rows in range(513)}
@@ -50,7 +52,7 @@ class TestFairRows:
 
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
     planner = DraftPlanner(lambda: costs, 256)
-    target = Scheduler(PrefixCache(4000), 4, EngineConfig(), planner, prompt_rows=16)
+    target = Scheduler(PrefixCache(4000), MODEL, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
             sharing = Sharing(tenant, cache_salt=tenant)

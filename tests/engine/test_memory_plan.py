@@ -21,7 +21,7 @@ GIB = 2**30
 DEMO = parse_config(read_config(CHECKPOINT))
 #: the shapes and their weights in bfloat16, MRP's three layers included
 WEIGHTS = {"qwen3-0.6b": 1.6, "sdar-1.7b": 4.1, "sdar-4b": 8.8, "sdar-8b": 16.4, "sdar-30b-a3b": 57.3}
-WEIGHTS |= {"llada2-mini": 30.5, "stable-diffcoder-8b": 16.6}
+WEIGHTS |= {"llada2-mini": 30.5, "stable-diffcoder-8b": 16.6, "fast-dllm-1.5b": 3.1, "fast-dllm-7b": 15.5}
 
 
 def model(shape):

@@ -14,13 +14,16 @@ from service.engine.request import Sharing
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
-from service.model import Checkpoint
+from service.model import Checkpoint, parse_config
 from tests.engine.helpers import FREE_ROWS, Recorder, random_requests, request_of
+from tests.tiny import tiny_config
+
+MODEL = parse_config(tiny_config())
 
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(pages), 4, config, DraftPlanner(lambda: FREE_ROWS, max_rows), prompt_rows)
+    return Scheduler(PrefixCache(pages), MODEL, config, DraftPlanner(lambda: FREE_ROWS, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:
@@ -81,7 +84,7 @@ class TestAdmission:
         costs = StepCosts(Curve(((1, 10.0), (8, 10.0), (256, 400.0))), Curve(((1, 0.5), (256, 0.5))))
         for count, uses_mrp in ((1, True), (8, False)):
             config = EngineConfig(max_running=8, max_rows=256)
-            target = Scheduler(PrefixCache(100), 4, config, DraftPlanner(lambda: costs, 256), 2)
+            target = Scheduler(PrefixCache(100), MODEL, config, DraftPlanner(lambda: costs, 256), 2)
             queue(target, *(request_of(str(index), [1], Speculative()) for index in range(count)))
             assert [running.lease.prefix.mrp for running in admit(target)] == [uses_mrp] * count
 

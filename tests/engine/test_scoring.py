@@ -1,6 +1,7 @@
 """Places of a pinned text, read by the engine: the numbers of one plain forward over the whole text."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from service.model import Checkpoint
 from tests.engine.helpers import CHEAP_ROWS, events_of
 from tests.reference import block_causal_mask, dense_attention
 from tests.thinned import fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN_NAMES, golden
+from tests.tiny import EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, golden
 
 LABELS = (5, 17, 300)
 
@@ -29,7 +30,8 @@ def plain(model: Checkpoint, prompt: tuple[int, ...]) -> dict[int, torch.Tensor]
     tokens[0, : len(prompt)] = torch.tensor([model.config.mask_token_id if t == MASKED else t for t in prompt])
     attend = dense_attention(block_causal_mask(length, size))
     hidden = model.backbone(tokens, torch.arange(length)[None], attend, False)
-    scores = model.backbone.logits(hidden[0]).float().log_softmax(-1)
+    outputs = hidden[0].roll(1, 0) if model.config.shifted else hidden[0]
+    scores = model.backbone.logits(outputs).float().log_softmax(-1)
     return {position: scores[position] for position, token in enumerate(prompt) if token == MASKED}
 
 
@@ -58,12 +60,13 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
         assert logprobs.top[0][0] == best.indices[0]
 
 
-CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME)]
+CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME, FAST_DLLM_NAME)]
 CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0], EngineConfig(async_scheduling=True))]
 
 
 @pytest.mark.parametrize(
-    ("name", "config"), fast_rows(lambda name, config: name == EXPERTS_NAME or config != EngineConfig(), CONFIGS)
+    ("name", "config"),
+    fast_rows(lambda name, config: name in {EXPERTS_NAME, FAST_DLLM_NAME} or config != EngineConfig(), CONFIGS),
 )
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
@@ -71,6 +74,13 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
     engine = Engine(model, config, deps=EngineDeps(costs=CHEAP_ROWS))
     lengths = [(1, 1), (3, 1), (8, 2), (9, 1), (21, 3), (64, 1), (70, 9)]
     reads = [read(f"r{number}", pinned(rng, *shape)) for number, shape in enumerate(lengths)]
+    if model.config.shifted:  # first tokens cannot be read; places at the beginning of a block, and behind a whole one
+        reads = [replace(request, prompt_token_ids=(7, *request.prompt_token_ids)) for request in reads]
+        texts = [(32, 3), (32, 33), (31, 32, 64), (63, 64, 65)]
+        reads += [
+            read(f"s{marked}", tuple(MASKED if index in marked else index for index in range(max(marked) + 1)))
+            for marked in texts
+        ]
     reads.append(read("behind", (*pinned(rng, 12, 0), MASKED)))
     prompt = tuple(rng.randrange(500) for _ in range(11))
     answers = [

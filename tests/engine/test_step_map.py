@@ -23,14 +23,14 @@ from tests.engine.constrained import PAIRS, constrained, engine_of
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, automatic, drafted, random_sampling
 from tests.reference import Reference
 from tests.thinned import fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
 
 RULES: tuple[RuleMode, ...] = (
     Static(), Static(3), Dynamic(0.02), Dynamic(0.3), Sequential(), Sequential(2, 6.0), Entropy(3.0), Entropy(12.0)
 )  # fmt: skip
 EDITS: tuple[DecodingMode, ...] = (Edit(0.02, 0.0, 1), Edit(0.3, 0.1, 1))
 MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Direct(3, 0.02), Remask(0.02), Remask(0.3))
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
 
 
 class CountingReference(Reference):
@@ -45,7 +45,7 @@ class CountingReference(Reference):
         self, clean: Sequence[int], head: Sequence[int], params: DecodingMode, sampling: SamplingParams
     ) -> tuple[Canvas, int]:
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
-        policy, forwards, filled = params.decode(canvas), 0, dict[int, TokenStep]()
+        policy, forwards, filled = self.policy(params, canvas), 0, dict[int, TokenStep]()
         query = next(policy)
         while True:
             before, start = canvas.block.tokens, len(clean)
@@ -57,7 +57,7 @@ class CountingReference(Reference):
                 state, rescore, edit = query.state, query.rescore, ()
                 hidden = self.refine(clean, state, query.after.handle)
             with torch.inference_mode():
-                logits = self.checkpoint.backbone.logits(hidden).double() / (sampling.temperature or 1.0)
+                logits = self.logits(hidden).double() / (sampling.temperature or 1.0)
             scores = logits.log_softmax(-1)
             try:
                 query, ended = policy.send((self.read(hidden, state, start, sampling, rescore, edit=edit),)), False

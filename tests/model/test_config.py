@@ -13,7 +13,7 @@ from service.model import MrpConfig, parse_config
 from service.model.config import ExpertsConfig
 from service.model.files import read_config, resolve
 from service.model.weights import empty_networks
-from tests.tiny import DIFFCODER, EXPERTS, LLADA2, tiny_config
+from tests.tiny import DIFFCODER, EXPERTS, FAST_DLLM, LLADA2, tiny_config
 
 
 def test_the_published_keys() -> None:
@@ -78,6 +78,19 @@ def test_stable_diffcoder_is_told_by_its_architecture() -> None:
             parse_config(tiny_config(**DIFFCODER | changes))
 
 
+def test_fast_dllm_has_biases_and_shifted_outputs_in_sub_blocks() -> None:
+    """config.json has the block size as `bd_size`, and neither sub-blocks nor a mask token."""
+    published = {"bd_size": 32, "vocab_size": 151936} | dict.fromkeys(["small_block_size", "mask_token_id"])
+    config = parse_config(tiny_config(**FAST_DLLM | published))
+    assert (config.block_size, config.sub_block_size, config.mask_token_id) == (32, 8, 151665)
+    assert (config.qkv_bias, config.qk_norm, config.shifted) == (True, False, True)
+    assert not parse_config(tiny_config()).shifted
+    assert parse_config(tiny_config(**FAST_DLLM), block_size=2).sub_block_size == 2
+    assert parse_config(tiny_config(**FAST_DLLM | {"block_size": 16})).block_size == 16  # as `check --write` writes it
+    with pytest.raises(CheckpointError, match="small_block_size is 3, expected a divisor of the block size 8"):
+        parse_config(tiny_config(**FAST_DLLM | {"small_block_size": 3}))
+
+
 @pytest.mark.parametrize(
     "key", ["hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"]
 )
@@ -112,7 +125,7 @@ CAUSAL = ("use_regular_causal", "use_relay", "noise")
         ({"block_size": 129}, "block size 129 is not supported: allowed are 1 to 128"),
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
         ({"num_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
-        ({"model_type": "llama"}, "model_type is 'llama', supported are llada2_moe, sdar, sdar_moe"),
+        ({"model_type": "llama"}, "model_type is 'llama', supported are Fast_dLLM_Qwen, llada2_moe, sdar, sdar_moe"),
         ({"attention_bias": True}, "attention_bias is true, which is not supported"),
         *[({key: True}, f"{key} is True: a causal model with shifted logits, as I-DLM and UNO are") for key in CAUSAL],
         ({"use_sliding_window": True}, "use_sliding_window is true, which is not supported"),
@@ -210,6 +223,7 @@ FAMILIES_OF: dict[str, dict[str, Any]] = {
     "sdar_moe": EXPERTS,
     "llada2_moe": LLADA2,
     "stable_diffcoder": DIFFCODER,
+    "Fast_dLLM_Qwen": FAST_DLLM,
 }
 MORE_KEYS = ("mrp_residual", "mrp_scale", "mrp_default_steps", "rope_scaling", "rope_parameters", "torch_dtype")
 MORE_KEYS += ("quantization_config", "attention_bias", "decoder_sparse_step", "num_shared_experts", "n_group")

@@ -74,10 +74,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "attn_implementation": "flex_attention", "block_size": 3, "mask_token_id": 151669, "fuse_cross_entropy": True,
     },
     # GitHub's HoangMaizzz/failfasttesting, Fast_dLLM_v2_1.5B, commit 7cc16bb
-    "Fast_dLLM_v2_1.5B": QWEN3 | {
+    "Fast_dLLM_v2_1.5B": {
+        "attention_dropout": 0.0, "bd_size": 32, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+        "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 8960,
+        "layer_types": ["full_attention"] * 28, "max_position_embeddings": 32768, "max_window_layers": 21,
         "model_type": "Fast_dLLM_Qwen", "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2,
-        "hidden_size": 1536, "intermediate_size": 8960, "bd_size": 32, "tie_word_embeddings": True,
-        "layer_types": ["full_attention"] * 28,
+        "pad_token_id": 151645, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+        "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+        "use_sliding_window": False, "vocab_size": 151936,
     },
     # the hub's PrunaAI/ByteDance-Seed-Stable-DiffCoder-8B-Instruct-HQQ-8bit-smashed: it says no more than Llama's
     "Stable-DiffCoder-8B as Llama": {
@@ -126,6 +130,10 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
         ("LLaDA2.1-mini", ("family llada2_moe", "block size 32, the default")),
         ("LLaDA2.0-Uni", ("warning: config.json: nothing reads image_token_offset",)),
         ("SDAR-4B, several blocks", ("warning: config.json: nothing reads block_causal_prompt",)),
+        (
+            "Fast_dLLM_v2_1.5B",
+            ("family Fast_dLLM_Qwen", "block size 32, by config.json", "revealed in sub-blocks of 8"),
+        ),
         ("I-DLM-8B", ("family sdar", "block size 3, by config.json")),  # with weights that are not trained
     ],
 )
@@ -141,7 +149,6 @@ def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, fac
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("Fast_dLLM_v2_1.5B", "Fast_dLLM_Qwen"),
         ("Stable-DiffCoder-8B as Llama", "llama"),
         ("LLaDA2 in training", "llada2_moe_veomni"),
     ],
@@ -149,11 +156,17 @@ def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, fac
 def test_check_refuses_another_family_by_its_name(run_program, capsys, tmp_path, name, kind):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")
     assert run_program("check", tmp_path) == 1
-    assert f"model_type is '{kind}', supported are llada2_moe, sdar" in capsys.readouterr().err
+    assert f"model_type is '{kind}', supported are Fast_dLLM_Qwen, llada2_moe, sdar" in capsys.readouterr().err
 
 
 def test_the_published_configs_make_configs_at_their_own_sizes(tmp_path):
-    for name, blocks in (("SDAR-4B-Chat", 4), ("SDAR-30B-A3B-Chat", 4), ("LLaDA2.1-mini", 32), ("LLaDA2.0-Uni", 32)):
+    for name, blocks in (
+        ("SDAR-4B-Chat", 4),
+        ("SDAR-30B-A3B-Chat", 4),
+        ("LLaDA2.1-mini", 32),
+        ("LLaDA2.0-Uni", 32),
+        ("Fast_dLLM_v2_1.5B", 32),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")
         assert parse_config(read_config(tmp_path)).block_size == blocks
 
@@ -200,14 +213,14 @@ def test_llada2s_rotated_share_may_stand_in_rope_parameters() -> None:
 
 # --- causal weights ----------------------------------------------------------------------------------
 
-#: the look-alike's config.json, which says nothing; and SDAR's
-CAUSAL, BLOCK = small(PUBLISHED["I-DLM-8B"]), small(PUBLISHED["SDAR-4B-Chat"])
+#: the look-alike's config.json, which says nothing; SDAR's; and that of a family whose outputs are shifted
+CAUSAL, BLOCK, SHIFTED = (small(PUBLISHED[name]) for name in ("I-DLM-8B", "SDAR-4B-Chat", "Fast_dLLM_v2_1.5B"))
 
 
 def trained(loss: Callable[[Backbone, torch.Tensor], torch.Tensor]) -> Callable[[Backbone, torch.Tensor], None]:
     def train(backbone: Backbone, tokens: torch.Tensor) -> None:
         optimizer = torch.optim.Adam(backbone.parameters(), lr=3e-3)
-        for _ in range(120):
+        for _ in range(240 if loss is shifted_masks_in_blocks else 120):
             optimizer.zero_grad()
             loss(backbone, tokens).backward()
             optimizer.step()
@@ -246,9 +259,21 @@ def masks_in_blocks(backbone: Backbone, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(backbone.logits(states[hides]), tokens[hides])
 
 
-@pytest.mark.parametrize("loss", [causal, masks_after_a_causal_text])
-def test_check_refuses_causal_weights_whatever_config_json_says(run_program, capsys, tmp_path, loss):
-    folder = written(tmp_path, CAUSAL, trained(loss))
+def shifted_masks_in_blocks(backbone: Backbone, tokens: torch.Tensor) -> torch.Tensor:
+    """As Fast-dLLM v2 is trained: masks of a block of 32 see the block, and the output before a mask is its token."""
+    blocks = block_causal_mask(len(tokens), 32)
+    same, hides = blocks & blocks.T, torch.rand(len(tokens)) < 0.5
+    seen = torch.cat([torch.cat([blocks, blocks & False], 1), torch.cat([blocks & ~same, same], 1)])
+    states = hidden(backbone, [tokens, tokens.masked_fill(hides, SHIFTED["mask_token_id"])], seen)[1]
+    return F.cross_entropy(backbone.logits(states[:-1][hides[1:]]), tokens[1:][hides[1:]])
+
+
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [(CAUSAL, causal), (CAUSAL, masks_after_a_causal_text), (SHIFTED, causal), (SHIFTED, masks_after_a_causal_text)],
+)
+def test_check_refuses_causal_weights_whatever_config_json_says(run_program, capsys, tmp_path, config, loss):
+    folder = written(tmp_path, config, trained(loss))
     assert run_program("check", folder, "--device", "cpu") == 1
     out, err = capsys.readouterr()
     assert f"{folder}: a causal model with shifted logits, as I-DLM and UNO are" in " ".join(err.split())
@@ -256,8 +281,11 @@ def test_check_refuses_causal_weights_whatever_config_json_says(run_program, cap
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("loss", [None, masks_in_blocks])
-def test_check_takes_block_causal_weights_and_untrained_ones(run_program, capsys, tmp_path, loss, tied):
-    config = BLOCK | {"tie_word_embeddings": tied}
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [(BLOCK, None), (BLOCK, masks_in_blocks), (SHIFTED, None), (SHIFTED, shifted_masks_in_blocks)],
+)
+def test_check_takes_block_causal_weights_and_untrained_ones(run_program, capsys, tmp_path, config, loss, tied):
+    config = config | {"tie_word_embeddings": tied}
     assert run_program("check", written(tmp_path, config, loss and trained(loss)), "--device", "cpu") == 0
     assert "loss of a text" in capsys.readouterr().out

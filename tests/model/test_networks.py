@@ -1,28 +1,45 @@
-"""The networks against implementations that are not ours: transformers' Qwen3 and Llama, plain formulas."""
+"""The networks against implementations that are not ours: transformers' Qwen3, Qwen2 and Llama, plain formulas."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.reference import Reference, block_causal_mask
-from tests.tiny import DIFFCODER_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import DIFFCODER_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+
+#: `model_type` -> transformers' config and network
+NETWORKS = {
+    "sdar": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "Fast_dLLM_Qwen": (Qwen2Config, Qwen2ForCausalLM),
+}
 
 
 def transformers_network(checkpoint: Checkpoint) -> PreTrainedModel:
     """transformers' model with the published weights, read from the file and not from our modules."""
     keys = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
-    is_llama = checkpoint.raw["model_type"] == "llama"
-    config_of, model_of = (LlamaConfig, LlamaForCausalLM) if is_llama else (Qwen3Config, Qwen3ForCausalLM)
+    config_of, model_of = NETWORKS[checkpoint.raw["model_type"]]
     model = model_of(config_of(**keys, attn_implementation="eager")).to(checkpoint.dtype).eval()
     weights = load_file(checkpoint.path / "model.safetensors")
-    model.load_state_dict({name: weight for name, weight in weights.items() if not name.startswith("mrp_modules")})
+    weights = {name: weight for name, weight in weights.items() if not name.startswith("mrp_modules")}
+    if checkpoint.config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
     return model
 
 
 @pytest.mark.parametrize("length", [1, 7, 32, 50])
-@pytest.mark.parametrize("name", [*GOLDEN_NAMES, DIFFCODER_NAME])
+@pytest.mark.parametrize("name", [*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME])
 @torch.inference_mode()
 def test_the_backbone_is_transformers_network_with_a_block_causal_mask(name: str, length: int) -> None:
     checkpoint = load_checkpoint(GOLDEN / name)
@@ -37,7 +54,7 @@ def test_the_backbone_is_transformers_network_with_a_block_causal_mask(name: str
     )  # logits reach 20
 
 
-@pytest.mark.parametrize("name", ["sdar-mrp-random-c", DIFFCODER_NAME])
+@pytest.mark.parametrize("name", ["sdar-mrp-random-c", DIFFCODER_NAME, FAST_DLLM_NAME])
 @torch.inference_mode()
 def test_mrp_is_the_papers_formula(name: str) -> None:
     """y = eh_proj(concat(enorm(embed(x)), hnorm(h))), layers, norm; the embedding half comes first."""

@@ -18,7 +18,16 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve, sav
 from service.model.config import Shard
 from service.model.families import FAMILIES
 from service.model.files import open_file
-from tests.tiny import DIFFCODER_NAME, EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, tiny_checkpoint
+from tests.tiny import (
+    DIFFCODER_NAME,
+    EXPERTS,
+    EXPERTS_NAME,
+    FAST_DLLM_NAME,
+    GOLDEN,
+    GOLDEN_NAMES,
+    LLADA2_NAME,
+    tiny_checkpoint,
+)
 
 FIRST = GOLDEN / GOLDEN_NAMES[0]
 
@@ -288,7 +297,7 @@ def fuse(weights: dict[str, Tensor]) -> None:
 
 
 class TestSaving:
-    @pytest.mark.parametrize("name", [*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME])
+    @pytest.mark.parametrize("name", [*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME])
     def test_a_round_trip_gives_the_published_file_again(self, tmp_path: Path, name: str) -> None:
         loaded = load_checkpoint(GOLDEN / name)
         save_checkpoint(tmp_path / "out", loaded.raw, loaded.backbone, loaded.mrp)

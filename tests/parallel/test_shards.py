@@ -10,9 +10,19 @@ from safetensors.torch import load_file, save_file
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.config import Shard
-from tests.tiny import DIFFCODER_NAME, EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2, LLADA2_NAME, tiny_config
+from tests.tiny import (
+    DIFFCODER_NAME,
+    EXPERTS,
+    EXPERTS_NAME,
+    FAST_DLLM_NAME,
+    GOLDEN,
+    GOLDEN_NAMES,
+    LLADA2,
+    LLADA2_NAME,
+    tiny_config,
+)
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
 
 
 def shards(folder: Path, size: int, dtype: torch.dtype = torch.float32) -> list[Checkpoint]:

@@ -16,7 +16,7 @@ from service.errors import SettingsError
 from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
 from service.text import TextCodec
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME
 from tests.training.conftest import curve
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
@@ -79,12 +79,13 @@ def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):
     assert second.stats.forwards.mrp > 0
 
 
-def test_another_family_keeps_its_name_beside_mrps_architecture(data, tmp_path):
-    """Stable-DiffCoder is known by its architecture, which a module replaces."""
-    source = GOLDEN.parent / DIFFCODER_NAME
+@pytest.mark.parametrize(("name", "family"), [(DIFFCODER_NAME, "stable_diffcoder"), (FAST_DLLM_NAME, "Fast_dLLM_Qwen")])
+def test_another_family_keeps_its_name_beside_mrps_architecture(data, tmp_path, name, family):
+    """Stable-DiffCoder is known by its architecture, which a module replaces. Fast-dLLM's outputs are shifted."""
+    source = GOLDEN.parent / name
     run(plan_of(data, tmp_path, source=Source(str(source), data, heldout=0.0), budget=Budget(steps=3, rows=3)))
     result = load_checkpoint(tmp_path)
-    assert result.config.family == "stable_diffcoder"
+    assert result.config.family == family
     assert result.raw["architectures"] == ["SDARMRPForCausalLM"]
     plain = GenerationRequest("x", (1, 2, 3), Static(), max_new_tokens=16)
     first, second = Engine(result).generate([plain, replace(plain, request_id="y", mode=Speculative(2))])

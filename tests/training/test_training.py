@@ -1,11 +1,15 @@
 """Layout, trajectories and losses on tiny random models; one stage of the recipe; the saved checkpoint."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint, parse_config
+from tests.tiny import FAST_DLLM, tiny_checkpoint
+from training.batch import collate
 from training.chains import Rows, chain_loss, chains_of
 from training.demo import tokenizer as tok
 from training.demo.backbone import complementary_masks, new_backbone
@@ -85,6 +89,43 @@ def test_trajectories_are_the_engines_static_decodes(raw, backbone, batch):
             )
             (completion,) = engine.generate([request])
             assert list(completion.token_ids) == final(trajectory)[row, num_context : (number + 1) * block].tolist()
+
+
+@pytest.mark.parametrize("layout", [Layout(32, 8, 8, 4), Layout(24, 0, 8, 8)])
+def test_trajectories_of_shifted_outputs_are_the_engines_static_decodes(layout):
+    """The first token of a block is given. The others are revealed in the order of their sub-blocks."""
+    checkpoint = tiny_checkpoint(2, torch.float32, **FAST_DLLM | {"tie_word_embeddings": False})
+    checkpoint.backbone.head.mul_(4)[checkpoint.config.mask_token_id] = (
+        0  # never likely: the engine's confidences count it
+    )
+    checkpoint = replace(checkpoint, config=replace(checkpoint.config, sub_block_size=layout.sub_block))
+    rows = [(torch.randint(0, 60, (layout.length,)).tolist(), layout.first + 3) for _ in range(3)]
+    batch = collate(rows, layout, 0, checkpoint.config.mask_token_id)
+    trajectory, engine = roll_out(checkpoint.backbone, batch, NO_END), Engine(checkpoint)
+    assert not batch.answer.unflatten(1, (-1, 8))[..., 0].any()
+    for (tokens, _), decoded in zip(rows, final(trajectory).tolist(), strict=True):
+        for start in range(layout.first, layout.length, 8):
+            num_given = 3 if start == layout.first else 1
+            [done] = engine.generate(
+                [GenerationRequest("x", tuple(tokens[: start + num_given]), Static(), max_new_tokens=8 - num_given)]
+            )
+            assert list(done.token_ids) == decoded[start - layout.first + num_given : start - layout.first + 8]
+
+
+@torch.no_grad()
+def test_mrp_of_shifted_outputs_is_compared_where_the_tokens_are_predicted():
+    """A module that leaves the anchors as they are has the divergence of a stale prediction of each masked position."""
+    checkpoint, layout = tiny_checkpoint(2, torch.float32, **FAST_DLLM), Layout(24, 8, 8, 4)
+    backbone, rows = checkpoint.backbone, [(torch.randint(0, 60, (24,)).tolist(), 11) for _ in range(2)]
+    trajectory = roll_out(backbone, collate(rows, layout, 0, checkpoint.config.mask_token_id), NO_END)
+    mrp = checkpoint.mrp
+    mrp.norm.weight.zero_()
+    [chain], [where] = chains_of(trajectory, [0], [1], NO_END)
+    loss = chain_loss(Rows(backbone, mrp, trajectory, 1), backbone, [chain], [where], Weights())
+    row, position = where.nonzero().unbind(1)
+    assert (position % 8 > 0).all()
+    stale, teacher = (backbone.logits(step.hidden[row, position - 1]) for step in chain)
+    torch.testing.assert_close(loss, divergence(teacher, stale).mean())
 
 
 def final(trajectory):

@@ -138,11 +138,11 @@ def place_states(grid, tokens, states, earlier, sources, final, targets, mask_to
     final[incomplete], targets[incomplete] = 0, -1
 
 
-def locate_positions(grid, states, table, positions, param_table, mask_token, *, L, DRAFTS, **_):
+def locate_positions(grid, states, table, positions, param_table, mask_token, *, L, DRAFTS, SHIFT, **_):
     for index, (row, number, low, high, start) in enumerate(table.tolist()):
         masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
         if 0 <= number < len(masked):
-            at = row * L + masked[number]
+            at = row * L + masked[number] - SHIFT
             if DRAFTS:
                 param_table[index, 4], param_table[index, 5] = positions[row, masked[number]], at
             else:
@@ -165,9 +165,12 @@ def _mixed(word):
 
 
 def reveal_picks(grid, states, values, order, table, mask_token, **_):
-    numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].contiguous().view(torch.float64)[:, 0]
-    for state, (first, by, count, *_), threshold, bound in zip(states, table.tolist(), *numbers, strict=True):
-        masked = (state == mask_token).nonzero()[:, 0]
+    numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].flatten().view(torch.float64)
+    for state, (first, order_and_reads, count, *_), threshold, bound in zip(
+        states, table.tolist(), *numbers, strict=True
+    ):
+        reads, by = divmod(order_and_reads, 4)
+        masked = (state == mask_token).nonzero()[:reads, 0]
         if not count or not len(masked):
             continue
         tokens, confidences, entropies, _ = values[order[first : first + len(masked)].long()].unbind(1)
@@ -196,6 +199,7 @@ def reveal_drafts(grid, logits, candidates, other_weights, states, table, values
             out = values[number, row, : len(masked)]
             choose_candidate(grid, logits[row * L + masked], candidates, other_weights, params.int(), out, NOISE=True)
             rule = torch.cat([torch.zeros(1, dtype=torch.int32), table[row, 6:11]])
+            rule[1] += 4 * len(masked)
             reveal_picks(grid, states[row : row + 1], out, torch.arange(len(masked)), rule[None], mask_token)
     table[:, 0] += 1
 

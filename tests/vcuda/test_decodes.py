@@ -16,21 +16,22 @@ from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
 from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
 from tests.engine.test_edit import assert_golden_edits
+from tests.engine.test_golden import WIDE_NAMES
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 from tests.vcuda import kernels
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
     engine = Engine(on_device(name), ALL_ON)
     decode_golden(engine, name)
-    if name in (*GOLDEN_NAMES, DIFFCODER_NAME):
+    if name in (*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME):
         assert waits(device.counts) == []
         assert device.counts.replays > device.counts.captures > 0
     else:  # torch has no grouped product of float32 on CUDA: the host waits for the experts' tokens
@@ -56,7 +57,12 @@ LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ("name", "limits"),
     fast_rows(
         lambda name, limits: (limits, name) in [(row_limits, fast) for row_limits, names in LIMITS for fast in names],
-        [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
+        [
+            (name, limits)
+            for limits, _ in LIMITS
+            for name in NAMES
+            if name not in WIDE_NAMES or "max_rows" not in limits
+        ],
     ),
 )
 def test_golden_decodes_within_other_limits(device, name, limits):
@@ -95,9 +101,13 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device, temperature):
     ("name", "scheme"),
     fast_rows(
         lambda name, scheme: (
-            (name, scheme) in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (DIFFCODER_NAME, "w8a8")]
+            (name, scheme) in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8")]
         ),
-        [(name, scheme) for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME) for scheme in QUANT_SCHEMES],
+        [
+            (name, scheme)
+            for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+            for scheme in QUANT_SCHEMES
+        ],
     ),
 )
 def test_8_bit_matrices_decode_as_on_the_cpu(device, name, scheme):

@@ -41,6 +41,8 @@ PUBLISHED = [
     ("sdar-30b-a3b", 16, "bfloat16", H100),
     ("llada2-mini", 32, "int8", H100),
     ("stable-diffcoder-8b", 4, "bfloat16", H100),
+    ("fast-dllm-1.5b", 32, "bfloat16", H100),
+    ("fast-dllm-7b", 32, "w8a8", H100),
 ]
 
 

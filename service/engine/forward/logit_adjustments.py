@@ -30,7 +30,7 @@ def adjust_logits(logits: Tensor, batch: SamplingBatch, mask_token_id: int) -> T
     forbidden = [
         (index, token)
         for index, number in zip(adjusted.tolist(), numbers.tolist(), strict=True)
-        for token in adjustments[number].forbidden.get(int(batch.position[index]), ())
+        for token in adjustments[number].forbidden.get(int(batch.position[index]) % batch.metadata.length, ())
         if token < logits.shape[-1]
     ]
     outlawed = tables.add(np.array(forbidden, np.int64).T.copy()) if forbidden else None

@@ -91,11 +91,11 @@ def plan_locate(
     `positions`, `params`: the tables of the positions, which the result corrects, given all states `[R, L]`. For draft
     candidates their slots `[R, L]` come instead of a table: `params` has the positions and their slots.
     """
-    unknown = batch.unknown
+    unknown, length = batch.unknown, batch.metadata.length
     if not unknown.any():
         return None
     masked = np.array([row.state.tokens for row in batch.metadata.rows]) == MASKED
-    before = (masked.cumsum(1) - masked)[batch.row, batch.position]
+    before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, length - 1)]
     table = np.empty((len(batch), 5), np.int32)
     table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
     table[:, 2:4] = batch.metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
@@ -107,8 +107,9 @@ def plan_locate(
         from service.engine.forward import state_kernels
 
         state_kernels.locate_positions[len(batch),](
-            states, sent.tensor, at.tensor, params.tensor, mask_token_id, DRAFTS=drafts, **_sizes(states)
-        )
+            states, sent.tensor, at.tensor, params.tensor, mask_token_id,
+            DRAFTS=drafts, SHIFT=batch.metadata.shift, **_sizes(states),
+        )  # fmt: skip
 
     return locate
 
@@ -127,6 +128,7 @@ def plan_reveal(
     table[:, 0] = counts.cumsum() - counts
     rules = {row.rule for row in rows}
     table[:, 1:] = rule_words(rules.pop()) if len(rules) == 1 else np.stack([rule_words(row.rule) for row in rows])
+    table[:, 1] += 4 * counts
     sent_order, sent = tables.add(order), tables.add(table)
 
     def reveal(states: Tensor, values: Tensor) -> None:

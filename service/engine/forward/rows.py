@@ -101,6 +101,8 @@ class Row(NamedTuple):
     after: Anchor | None = None
     rule: Rule | None = None  # reveals picks on the device (`row_states.py`), for a row `after` this one
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
+    #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
+    opens_next: bool = False
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

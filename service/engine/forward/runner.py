@@ -68,7 +68,7 @@ class ModelRunner:
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
-        self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
+        self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
         self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
         self._chains = has_kernels and self.keeps_states and not shapes.fixed_shapes and num_candidates > 0

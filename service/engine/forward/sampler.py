@@ -28,7 +28,7 @@ from service.engine.forward.row_states import has_states, plan_locate, plan_reve
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
-from service.model.backbone import Backbone
+from service.model.checkpoint import Checkpoint
 from service.model.transfer import PackedTables, to_host_async
 
 
@@ -43,15 +43,16 @@ class Sampler:
     """Samples over a backbone's `lm_head`. `num_candidates`: the size of a position's draft vocabulary, 0: none."""
 
     def __init__(
-        self, backbone: Backbone, logits_sampler: LogitsSampler, partition: BatchPartition, num_candidates: int
+        self, checkpoint: Checkpoint, logits_sampler: LogitsSampler, partition: BatchPartition, num_candidates: int
     ) -> None:
-        self._backbone, self._logits_sampler, self._partition = backbone, logits_sampler, partition
-        self._mask = logits_sampler.mask_token_id
-        self._num_candidates = min(num_candidates, len(backbone.head) - 1)
+        self._backbone, self._logits_sampler, self._partition = checkpoint.backbone, logits_sampler, partition
+        self._mask, self._sub_block = logits_sampler.mask_token_id, checkpoint.config.sub_block_size
+        # with sub-blocks a draft may stand at a position that the backbone has not read, so there are no candidates
+        self._num_candidates = 0 if self._sub_block else min(num_candidates, len(self._backbone.head) - 1)
 
     def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
         length = len(rows[0].state.tokens)
-        batch = SamplingBatch.from_rows(rows, length)
+        batch = SamplingBatch.from_rows(rows, length, self._sub_block)
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
         collector = LogprobsCollector(batch, self._mask)
         is_short = np.zeros(len(batch), np.bool_) if drafts is None else drafts.present[batch.row]
@@ -150,7 +151,7 @@ def _predictions(
     batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32], logprobs: Mapping[int, PositionLogprobs]
 ) -> list[Prediction]:
     """The values `[M, 4]` of the positions -> a Prediction for each row. Rescored positions come last."""
-    rows, length = batch.metadata.rows, batch.metadata.length
+    rows, length, shift = batch.metadata.rows, batch.metadata.length, batch.metadata.shift
     chosen = int(np.count_nonzero(batch.chosen))
     ends = np.bincount(batch.row[:chosen], minlength=len(rows)).cumsum().tolist()
     positions, tokens = tuple(batch.position[:chosen].tolist()), tuple(values.view(np.int32)[:, 0].tolist())
@@ -172,7 +173,7 @@ def _predictions(
                     rescored.get(index, ()),
                     new_tuple(Anchor, (output, index)),
                     entropies[start:end] if row.entropy else (),
-                    [logprobs.get(index * length + position) for position in masked] if logprobs else (),
+                    [logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
                     token_logprobs[start:end] if cold[index] else (),
                 ),
             )

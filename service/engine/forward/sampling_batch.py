@@ -31,6 +31,7 @@ _GREEDY = SamplingParams()
 class SamplingMetadata:
     """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block.
 
+    `shift`: the outputs between a position and the one that predicts its token: 1 in models with shifted outputs.
     `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
     tokens of top-k, top-p or min-p. `ranked`: whether it does among the tokens of top-k or top-p, which need the logits
     in order. `temperature`: the divisor of the logits from which tokens are drawn, 1 for greedy rows.
@@ -42,8 +43,8 @@ class SamplingMetadata:
     order. `first_adjustment`: the index in them of a row's first adjustment, -1 for none; None if no row has any.
     """
 
-    def __init__(self, rows: Sequence[Row], length: int) -> None:
-        self.rows, self.length = rows, length
+    def __init__(self, rows: Sequence[Row], length: int, shift: int = 0) -> None:
+        self.rows, self.length, self.shift = rows, length, shift
         self._sampling = [row.sampling or _GREEDY for row in rows]
 
     @cached_property
@@ -123,8 +124,8 @@ class SamplingMetadata:
 class SamplingBatch:
     """Sampled positions, an array `[M]` each.
 
-    `row`: the index of the row in the forward. `position`: the position in the block. `token`: -1 to choose a token
-    (`chosen`), or the token whose probability is computed.
+    `row`: the index of the row in the forward. `position`: the position in the block; the block's length is the next
+    block's first position. `token`: -1 to choose a token (`chosen`), or the token whose probability is computed.
     """
 
     metadata: SamplingMetadata
@@ -133,11 +134,17 @@ class SamplingBatch:
     token: Integers
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], length: int) -> SamplingBatch:
-        """The positions of the rows whose tokens are chosen, in order, then the positions that are rescored."""
+    def from_rows(cls, rows: Sequence[Row], length: int, sub_block: int | None = None) -> SamplingBatch:
+        """The positions of the rows whose tokens are chosen, in order, then the positions that are rescored.
+
+        `sub_block`: `ModelConfig.sub_block_size`.
+        """
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
         tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
         is_chosen, rescored = tokens == MASKED, list[tuple[int, int]]()
+        if sub_block is not None:
+            opens = [rows[index].opens_next for index in sampled]
+            is_chosen = np.column_stack([_in_open_sub_block(is_chosen, sub_block), np.array(opens, np.bool_)])
         for i in [i for i, index in enumerate(sampled) if rows[index].rescore]:
             further = rows[sampled[i]]
             if further.edits:
@@ -150,7 +157,8 @@ class SamplingBatch:
             rescored_row, rescored_position = np.array(rescored).T
             row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
             token = np.concatenate([token, tokens[rescored_row, rescored_position]])
-        return cls(SamplingMetadata(rows, length), np.array(sampled, np.int64)[row], position, token)
+        metadata = SamplingMetadata(rows, length, shift=int(sub_block is not None))
+        return cls(metadata, np.array(sampled, np.int64)[row], position, token)
 
     def __len__(self) -> int:
         return len(self.row)
@@ -160,8 +168,8 @@ class SamplingBatch:
 
     @property
     def flat(self) -> Integers:
-        """row * block length + position: the index into `[R * L]`."""
-        return self.row * self.metadata.length + self.position
+        """The index into `[R * L]` of the output that predicts each position's token."""
+        return self.row * self.metadata.length + self.position - self.metadata.shift
 
     @property
     def chosen(self) -> NDArray[np.bool_]:
@@ -171,7 +179,7 @@ class SamplingBatch:
     def unknown(self) -> NDArray[np.bool_]:
         """Whether only the device knows where the position lies, and whether it exists: its row is after another."""
         after: NDArray[np.bool_] = np.array([row.after is not None for row in self.metadata.rows])[self.row]
-        return after & self.chosen
+        return after & self.chosen & (self.position < self.metadata.length)  # the next block's first one is known
 
     @property
     def random(self) -> NDArray[np.bool_]:
@@ -214,3 +222,11 @@ class SamplingBatch:
         first = np.array([row.state.num_leading for row in self.metadata.rows])
         leftmost: NDArray[np.bool_] = self.position == first[self.row]
         return leftmost
+
+
+def _in_open_sub_block(masked: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
+    """masked `[S, L]` -> those in the leftmost sub-block that has any. The first position is the block before's."""
+    ends = (masked.argmax(1) // size + 1) * size
+    opened: NDArray[np.bool_] = masked & (np.arange(masked.shape[1]) < ends[:, None])
+    opened[:, 0] = False
+    return opened

@@ -62,13 +62,15 @@ def noise_key(low, high, positions, revealed):
 def locate_positions(
     states,  # [R, L] int32
     table,  # [M, 5] int32: row, number among its masked positions or -1, two words of the seed, the block's start
-    positions,  # [M] int32: row * L + position; those with a number are computed. With DRAFTS [R, L]: the slots, read
+    positions,  # [M] int32: row * L + position - SHIFT; those with a number are computed.
+    #             With DRAFTS [R, L]: the slots, read
     param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed.
     #               With DRAFTS as of `candidate_kernels.choose_candidate`: slot and position are computed, too
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
     DRAFTS: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):
     """Grid: positions."""
     index = tl.program_id(0)
@@ -82,9 +84,9 @@ def locate_positions(
         if DRAFTS:
             # a row may have fewer masked positions than numbers: the results of the others are not read
             tl.store(param_table + index * 6 + 4, tl.maximum(tl.load(positions + row * L + position), 0))
-            tl.store(param_table + index * 6 + 5, row * L + position)
+            tl.store(param_table + index * 6 + 5, row * L + position - SHIFT)
         else:
-            tl.store(positions + index, row * L + position)
+            tl.store(positions + index, row * L + position - SHIFT)
         single = tl.arange(0, 1)
         seed, start = table + index * 5 + 2, tl.load(table + index * 5 + 4)
         first, second = noise_key(
@@ -102,11 +104,11 @@ def locate_positions(
 def rule_picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
     """The picks of a rule (`decode/rules.py`) among masked positions, the first ones in an order, `[PAD]`.
 
-    `rule`, five words: the order (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
+    `rule`, five words: the order modulo 4 (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
     (infinity: none), two words of the bound in float64 (infinity: none). There are `count` picks at least; more of them
     up to the threshold, or within the bound (`entropy_bounded`). Ties go to the lowest position.
     """
-    by = tl.load(rule)
+    by = tl.load(rule) % 4
     count = tl.load(rule + 1)
     score = confidence
     if by == _LEFT:
@@ -139,7 +141,8 @@ def reveal_picks(
     states,  # [R, L] int32: the picks are revealed here
     values,  # [M, 4] float32: as of `sampling_kernels.sample`
     order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `rule_picks`
+    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `rule_picks`. To the rule's order is
+    #         added four times the number of the row's masked positions that are read, the leftmost ones
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
@@ -151,6 +154,7 @@ def reveal_picks(
         state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
         masked = state == MASK_TOKEN
         number = tl.cumsum(masked.to(tl.int32), 0) - 1
+        masked = masked & (number < tl.load(table + row * 6 + 1) // 4)
         value = values + 4 * tl.load(order + tl.load(table + row * 6) + number, mask=masked, other=0).to(tl.int64)
         token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
         confidence = tl.load(value + 1, mask=masked, other=-1.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
+from service.model.families.fast_dllm import FastDllm
 from service.model.families.keys import refuse_other_networks, unread_keys
 from service.model.families.llada2_moe import Llada2Moe
 from service.model.families.qwen3 import ModelFamily
@@ -19,6 +20,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "sdar_moe": SdarMoe(),
     "llada2_moe": Llada2Moe(),
     "stable_diffcoder": StableDiffcoder(),
+    "Fast_dLLM_Qwen": FastDllm(),
 }
 
 

@@ -116,12 +116,16 @@ class _QuantizedLayer(nn.Module):
 
 
 class QuantizedLinear(_QuantizedLayer):
-    """`x @ weight.T`. `values` `[N, K]`, `scales` `[N, G]`."""
+    """`x @ weight.T + bias`. `values` `[N, K]`, `scales` `[N, G]`, `bias` `[N]`, wide, or None."""
+
+    def __init__(self, tensor: QuantizedTensor, scheme: QuantScheme, bias: nn.Parameter | None = None) -> None:
+        super().__init__(tensor, scheme)
+        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x `[..., K]` -> `[..., N]`."""
         out: Tensor = product(x.flatten(0, -2), self.tensor, self.scheme).unflatten(0, x.shape[:-1])
-        return out
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class QuantizedExperts(_QuantizedLayer):
@@ -155,7 +159,7 @@ def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, sc
         setattr(owner, leaf, QuantizedExperts(tensor, scheme))
     else:
         parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, QuantizedLinear(tensor, scheme))
+        setattr(module.get_submodule(parent), name, QuantizedLinear(tensor, scheme, getattr(owner, "bias", None)))
 
 
 def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:

@@ -40,8 +40,9 @@ _QUANTIZED_LAYERS = frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj"
 
 
 def is_quantized(parameter: str) -> bool:
-    """Whether a scheme quantizes a parameter such as `layers.0.mlp.down_proj.weight`."""
-    return parameter.rpartition(".")[0].rpartition(".")[2] in _QUANTIZED_LAYERS
+    """Whether a scheme quantizes a parameter such as `layers.0.mlp.down_proj.weight`. Biases stay wide."""
+    path, _, leaf = parameter.rpartition(".")
+    return leaf != "bias" and path.rpartition(".")[2] in _QUANTIZED_LAYERS
 
 
 def scheme_named(name: str) -> QuantScheme:

@@ -40,26 +40,42 @@ rules = st.one_of(
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
-    """Rows as an engine names them, and the same rows with their states. Some are supposed to have more masks."""
+def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
+    """Rows as an engine names them, and the same rows with their states. Some are supposed to have more masks.
+
+    Or outputs are shifted: then the size of a sub-block comes last, the host knows the number of masks, and some rows
+    read the next block's first position.
+    """
     length = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 32, 64]))
+    sub_block = draw(st.sampled_from([None, None, *(size for size in (1, 2, 4, 8) if length % size == 0)]))
     tokens = st.sampled_from([MASKED, MASKED, 4, 2**31 - 1])
     blocks = st.one_of(st.lists(tokens, min_size=length, max_size=length), st.just([4] * length))
     states = [Block(tuple(draw(blocks))) for _ in range(draw(st.integers(1, 4)))]
+    if sub_block is not None:
+        states = [_in_sub_blocks(state, sub_block) for state in states]
     outputs = [ForwardOutput(torch.empty(0), states=_tensor(some)) for some in (states, states[::-1])]
     named, with_states = list[Row](), list[Row]()
     for number, state in enumerate(states):
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
         index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), rules))
         row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule)
+        if sub_block is not None and state.complete:
+            row = row._replace(opens_next=draw(st.booleans()), rule=None)
         with_states.append(row)
         after = draw(st.sampled_from([None, Anchor(outputs[0], number), Anchor(outputs[1], len(states) - 1 - number)]))
         if after is not None:
-            masked = draw(st.integers(len(state.masked), length))
+            masked = draw(st.integers(len(state.masked), length)) if sub_block is None else len(state.masked)
             supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
             row = row._replace(state=supposed, after=after, writes_kv=True)
         named.append(row)
-    return named, with_states
+    return named, with_states, sub_block
+
+
+def _in_sub_blocks(state: Block, size: int) -> Block:
+    """The state with its first token, and masks alone to the right of the leftmost sub-block that has any."""
+    tokens = (4, *state.tokens[1:])
+    end = (tokens.index(MASKED) // size + 1) * size if MASKED in tokens else len(tokens)
+    return Block(tokens[:end] + (MASKED,) * (len(tokens) - end))
 
 
 def _tensor(states: list[Block]) -> torch.Tensor:
@@ -81,14 +97,14 @@ class Pages(PagedAttend):
 @settings(max_examples=30, phases=NO_SHRINKING)
 @given(worlds(), st.integers(0, 2**31), st.booleans())
 def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, seed: int, shuffled: bool) -> None:
-    named, with_states = world
+    named, with_states, sub_block = world
     length, rng = len(with_states[0].state.tokens), np.random.default_rng(seed)
     for row in named:
         if row.after is not None:
             row.after.output.states.data = row.after.output.states.to(device)
     assert known_rows(named, MASK) == with_states
 
-    tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length)
+    tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length, sub_block)
     states, pages = StateRows(named, tables, MASK), Pages(len(named), device)
     tokens = tables.add(tokens_and_positions(named, MASK)[0])
     flat, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
@@ -108,17 +124,15 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
 
     if locate is not None:
         locate(states.states)
-    expected = SamplingBatch.from_rows(with_states, length)
-    there = np.concatenate(
-        [np.flatnonzero(batch.row == i)[: len(row.state.masked)] for i, row in enumerate(with_states)]
-    )
+    expected = SamplingBatch.from_rows(with_states, length, sub_block)
+    counts = np.bincount(expected.row, minlength=len(with_states)).tolist()
+    there = np.concatenate([np.flatnonzero(batch.row == i)[:count] for i, count in enumerate(counts)])
     assert flat.tensor.cpu().numpy()[there].tolist() == expected.flat.tolist()
     assert (params.tensor[:, 2:4].cpu().numpy().astype(np.uint32)[there] == noise_keys(expected)).all()
     if locate_drafts is not None:
         locate_drafts(states.states)
-        by_slot = np.concatenate(
-            [noise_keys(expected), slots.reshape(-1)[expected.flat, None], expected.flat[:, None]], 1
-        )
+        slot = slots[expected.row, np.minimum(expected.position, length - 1)]
+        by_slot = np.concatenate([noise_keys(expected), slot[:, None], expected.flat[:, None]], 1)
         unknown = batch.unknown[there]
         assert (drafts.tensor[:, 2:].cpu().numpy().astype(np.uint32)[there] == by_slot)[unknown].all()
 
@@ -133,11 +147,11 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     if len(batch):
         reveal(states.states, values.to(device))
     after, end = list[Block](), 0
-    for row in with_states:
-        start, end = end, end + len(row.state.masked)
+    for row, count in zip(with_states, counts, strict=True):
+        start, end = end, end + count
         at = there[start:end]
         columns = chosen[at].tolist(), confidences[at].tolist()
-        prediction = Prediction(row.state.masked, *columns, entropies=entropies[at].tolist())
+        prediction = Prediction(row.state.masked[:count], *columns, entropies=entropies[at].tolist())
         after.append(row.state.reveal(row.rule(prediction)) if row.rule is not None and len(at) else row.state)
     assert torch.equal(states.states.cpu(), _tensor(after))
 
