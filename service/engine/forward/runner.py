@@ -71,7 +71,8 @@ class ModelRunner:
         self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
         self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
-        self._chains = has_kernels and self.keeps_states and not shapes.fixed_shapes and num_candidates > 0
+        # a chain's confidences may be rounded otherwise, which `deterministic` does not allow where drafts decide
+        self._chains = has_kernels and self.keeps_states and type(self._partition) is WholeBatch and num_candidates > 0
         self._num_candidates = num_candidates
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
