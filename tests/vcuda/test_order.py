@@ -1,6 +1,7 @@
 """The order of forwards and waits on the device, and failures while a step ahead is under way."""
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -143,6 +144,31 @@ def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates,
     assert tokens == expected
     assert set(later_replays) == ({0} if candidates else {0, 1, 2})  # a chain's replays come before its only copy
     assert waits(device.counts) == []
+
+
+@pytest.mark.parametrize("seed", fast_only((1).__eq__, range(6)))
+def test_drafts_beside_requests_that_leave_change_no_answer(device, seed):
+    """Requests of several modes, some of which are aborted, in batches of several sizes."""
+    rng, chains = random.Random(seed), []
+    modes = [*DRAFTED.values(), *UNPACED.values(), Speculative(1), Speculative(4, 6), Speculative(3, threshold=0.4)]
+    samplings = [SamplingParams(temperature, seed=seed + 7) for temperature in (0.0, 0.0, 0.7, 1.2)]
+    requests = requests_of([(rng.choice(modes), rng.choice(samplings)) for _ in range(14)], 14, 30)
+    expected, aborted, events = expected_answers(requests), set[str](), defaultdict[str, list[BlockEvent]](list)
+    engine = engine_on_device(draft_candidates=8, max_rows=rng.choice([12, 24, 64]), max_running=rng.choice([3, 7, 14]))
+    begin_chain = engine._runner.begin_chain
+    engine._runner.begin_chain = lambda *args, **more: chains.append(begin_chain(*args, **more)) or chains[-1]
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        for event in engine.step():
+            events[event.request_id].append(event)
+        if rng.random() < 0.05:
+            aborted.add(name := rng.choice(requests).request_id)
+            engine.abort(name)
+    finished = expected.keys() - aborted
+    assert answers({name: events[name] for name in finished}) == {name: expected[name] for name in finished}
+    assert len([chain for chain in chains if chain]) >= 5
+    assert engine.state().num_running == engine.state().kv_pages_used == 0
 
 
 # --- failures while a step ahead is under way ------------------------------------------------------------
