@@ -77,7 +77,7 @@ class RunningRequest:
         self.pace: Pace | None = None  # None: no row begins before the predictions of earlier ones are read
         self._ahead: Ahead | None = None
         self._uncertain: tuple[list[Row], Sequence[Anchor | None]] | None = None  # the last ones that have begun
-        self._chains = False  # whether MRP's forwards for drafts may begin before the last one's prediction is read
+        self.chains = False  # whether MRP's forwards for drafts may begin before the last one's prediction is read
         self._chained: tuple[Row, Anchor] | None = None  # the last of them that has begun
         self._follows = False  # whether the query is about the state after the picks of the last one that was read
         for index in range(lease.num_shared, len(prompt)):
@@ -90,7 +90,7 @@ class RunningRequest:
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
             pace = request.mode.pace
             self.pace = None if self._shifted and pace is not None and pace.picks is None else pace
-        self._chains = allowed and self._draft_vocabulary and request.grammar is None and not self._shifted
+        self.chains = allowed and self._draft_vocabulary and request.grammar is None and not self._shifted
 
     def start(self) -> None:
         request = self.request
@@ -124,7 +124,7 @@ class RunningRequest:
     @property
     def num_rows(self) -> int:
         unwritten = len(self.blocks.unwritten)
-        if self._reads_first and unwritten:
+        if self._shifted and unwritten and self._reads_first:
             return unwritten
         if self._num_unread:
             return unwritten + (0 if self.waits or self._ahead is None else 1 + self._ahead.uncertain)
@@ -133,8 +133,6 @@ class RunningRequest:
     @property
     def _reads_first(self) -> bool:
         """Whether the first position is read next, by a row of the block before."""
-        if not self._shifted:
-            return False
         query, ahead = self._query, self._ahead
         if self._num_unread:
             return ahead is not None and ahead.after is None
@@ -169,7 +167,7 @@ class RunningRequest:
             if len(rows) < len(unwritten):
                 return rows
         query = self._query
-        if self._reads_first:
+        if self._shifted and self._reads_first:
             return self._with_first(rows, budget)
         if self._num_unread:
             if self._ahead is not None and len(rows) + 1 + self._ahead.uncertain <= budget:
@@ -203,7 +201,7 @@ class RunningRequest:
     def num_chained(self) -> int:
         """The forwards of MRP that may follow the next one before it is read."""
         query = self._query
-        return self.drafts.num_chained(query.ahead) if self._chains and isinstance(query, Refine) else 0
+        return self.drafts.num_chained(query.ahead) if self.chains and isinstance(query, Refine) else 0
 
     def chained_refinement(self) -> list[Row]:
         """The row of the next forward of MRP for drafts: the state after the last one's picks, which are not read."""
@@ -218,9 +216,8 @@ class RunningRequest:
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
-        if self._only_drafts and rows[-1].anchor is not None:
-            self.blocks.begin(rows, anchors)
-            self._begin_refinement(rows[-1], anchors[-1])
+        if self.chains and rows[-1].anchor is not None:
+            self._begin_chained(rows, anchors)
             return
         if self.pace is None and not rows[0].writes_kv:  # the usual case in turns
             self._num_unread += 1
@@ -240,12 +237,14 @@ class RunningRequest:
             following = self._after(row, anchors[stored], row.state.tokens.count(MASKED))
         self._ahead = following
 
-    def _begin_refinement(self, row: Row, anchor: Anchor | None) -> None:
-        """The last row of a forward of MRP for drafts has begun."""
+    def _begin_chained(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
+        """A forward of MRP for drafts has begun, which others may follow before it is read."""
+        row, anchor = rows[-1], anchors[-1]
+        self.blocks.begin(rows, anchors)
         self._ahead = self._chained = None
         if not row.writes_kv:
             self._num_unread += 1
-            self._chained = (row, anchor) if self._chains and anchor is not None else None
+            self._chained = (row, anchor) if anchor is not None else None
 
     def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
         """The row after one that has begun. `masked`: the masked positions of its state."""
@@ -317,21 +316,32 @@ class RunningRequest:
 
     def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         self.stats.count(("mrp",))
-        row, prediction, query = rows[-1], predictions[-1], self._query
-        if row.writes_kv:
-            return ("mrp",)
-        self._num_unread -= 1
-        self.drafts.refinements += 1
-        if not isinstance(query, Refine) or (row.after is not None and self._chains and not self._follows):
-            return ("mrp",)  # the search went elsewhere
+        row, prediction = rows[-1], predictions[-1]
+        if not row.writes_kv:
+            self._num_unread -= 1
+            self.drafts.refinements += 1
+            if self.chains:
+                self._receive_chained(row, prediction)
+            else:
+                self._send(
+                    (prediction if row.after is None else _of_state(prediction, cast(Refine, self._query).state),)
+                )
+        return ("mrp",)
+
+    def _receive_chained(self, row: Row, prediction: Prediction) -> None:
+        """A prediction for drafts. It is dropped if the search went elsewhere since its forward has begun."""
+        query = self._query
+        if not isinstance(query, Refine) or (row.after is not None and not self._follows):
+            return
         if row.after is not None:
             prediction = _of_state(prediction, query.state)
-        following = query.state.reveal(self._rule(prediction)) if self._chains else None
+        following = query.state.reveal(self._rule(prediction))
         self._send((prediction,))
-        refined, query = (prediction.handle, following), self._query
-        self._follows = isinstance(query, Refine) and (query.after.handle, query.state) == refined
+        query = self._query
+        self._follows = (
+            isinstance(query, Refine) and query.after.handle == prediction.handle and query.state == following
+        )
         self.drafts.followed += self._follows
-        return ("mrp",)
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
@@ -531,7 +541,7 @@ class RunningRequest:
             mask=mask,
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
-            rule=self._rule if self._chains else None,
+            rule=self._rule if self.chains else None,
         )
 
 

@@ -76,6 +76,8 @@ class RunningStep:
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
         """Begins a forward of MRP, and those for drafts that can follow it before it is read."""
+        if not any(running.chains for running, _ in plan):
+            return [self._begin("mrp", plan)]
         count = 1 + max(running.num_chained for running, _ in plan)
         chain = self._executor.begin_chain(plan, count)
         ends = accumulate(len(rows) for _, rows in plan)
