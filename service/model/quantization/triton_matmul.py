@@ -184,7 +184,7 @@ _WIDE = (
     Tiling(128, 128, 64, 8, 4, 1, 0.273),
     Tiling(256, 128, 64, 8, 3, 1, 0.42),
 )
-#: of products that are scaled step by step: all are equally deep
+#: of products that are scaled step by step: all are equally deep. Their costs are guesses, not measured
 _SCALED = (
     Tiling(16, 64, 128, 4, 6, 1, 0.15),
     Tiling(32, 64, 128, 4, 4, 1, 0.19),
