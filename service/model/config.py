@@ -31,6 +31,15 @@ class GroupsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """Experts by block: a block's tokens share the `capacity` experts that any of them scores highest."""
+
+    capacity: int
+    block_size: int
+    scale: float  # as of `GroupsConfig`
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """The experts of a backbone. Each token goes to `per_token` of `num_experts` experts."""
 
@@ -38,9 +47,9 @@ class ExpertsConfig:
     per_token: int
     intermediate_size: int
     layers: frozenset[int]  # the layers with experts; the others are dense
-    normalized: bool  # whether the weights of a token's experts add up to 1, before `groups.scale`
+    normalized: bool  # whether the weights of a token's experts add up to 1, before `limit.scale`
     shared_size: int = 0  # the inner size of the experts that every token goes to, together; 0 for none
-    groups: GroupsConfig | None = None  # None for a router that knows no groups
+    limit: GroupsConfig | PoolConfig | None = None  # to which experts a token may go; None: to all
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ def test_the_published_configs_make_configs_at_their_own_sizes(tmp_path):
         (EXPERTS | {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'"),
         (EXPERTS | {"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5"),
         (LLADA2 | {"norm_softmax": True}, "norm_softmax is True"),
-        (LLADA2 | {"expert_capacity": 48}, "expert_capacity is 48"),
+        (EXPERTS | {"expert_capacity": 48}, "expert_capacity is 48"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*, supported are only layers of"),
         ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters differs by the kind of layer"),
