@@ -8,6 +8,8 @@ Embedding, norms, routers and the output head are whole on every rank.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from service.errors import SettingsError
 
 
@@ -21,8 +23,7 @@ class MrpConfig:
     default_steps: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsConfig:
+class GroupsConfig(Struct, frozen=True, tag=True):
     """Experts in groups: a token's experts are all in its `per_token` best of `num_groups` groups of equal size."""
 
     num_groups: int
@@ -30,8 +31,7 @@ class GroupsConfig:
     scale: float  # the factor of the weights of a token's experts
 
 
-@dataclass(frozen=True, slots=True)
-class PoolConfig:
+class PoolConfig(Struct, frozen=True, tag=True):
     """Experts by block: a block's tokens share the `capacity` experts that any of them scores highest."""
 
     capacity: int
@@ -81,6 +81,8 @@ class ModelConfig:
     #: Of a model whose output at a position predicts the next token (`shifted`): a forward reveals tokens of the
     #: leftmost sub-block of this size that has masks. None: the output at a mask predicts the mask's own token.
     sub_block_size: int | None = None
+    #: the tokens by which the model deletes a position and splits one; None: it was not trained for that
+    edit_token_ids: tuple[int, int] | None = None
 
     @property
     def shifted(self) -> bool:

@@ -38,6 +38,7 @@ _REQUIRED: Mapping[str, Any] = {
     "norm_topk_prob": True,
     "score_function": "sigmoid",
 }
+_EDIT_KEYS = ("delete_token_id", "split_token_id")
 #: our names -> the published ones
 _NAMES: Mapping[str, str] = {
     "embed_tokens.": "word_embeddings.",
@@ -55,6 +56,7 @@ class Llada2Moe(qwen3.ModelFamily):
         {
             *_DEFAULTS,
             *_REQUIRED,
+            *_EDIT_KEYS,
             "expert_capacity",
             "first_k_dense_replace",
             "moe_intermediate_size",
@@ -73,7 +75,11 @@ class Llada2Moe(qwen3.ModelFamily):
             raise CheckpointError(
                 f"block size {block_size} is not supported: the router was trained for blocks of {pool.block_size}"
             )
-        return replace(config, rotary_dim=_rotary_dim(keys["partial_rotary_factor"], config.head_dim))
+        return replace(
+            config,
+            rotary_dim=_rotary_dim(keys["partial_rotary_factor"], config.head_dim),
+            edit_token_ids=_edit_tokens(keys, config),
+        )
 
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         experts = config.experts
@@ -157,6 +163,18 @@ def _groups(raw: Mapping[str, Any], num_experts: int, per_token: int) -> GroupsC
 
 def _scale(raw: Mapping[str, Any]) -> float:
     return qwen3.finite("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
+
+
+def _edit_tokens(raw: Mapping[str, Any], config: ModelConfig) -> tuple[int, int] | None:
+    """The tokens of LLaDA2.2 that delete a position and split one. None if config.json has neither."""
+    if all(raw.get(key) is None for key in _EDIT_KEYS):
+        return None
+    delete, split = (qwen3.optional(raw, key, -1, config.vocab_size - 1, least=0) for key in _EDIT_KEYS)
+    if len({delete, split, config.mask_token_id, *config.eos_token_ids}) < 3 + len({*config.eos_token_ids}):
+        raise CheckpointError(
+            f"config.json: delete_token_id {delete}, split_token_id {split}, mask_token_id and eos_token_id must differ"
+        )
+    return delete, split
 
 
 def _rotary_dim(factor: object, head_dim: int) -> int:
