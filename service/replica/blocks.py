@@ -121,6 +121,8 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
     """For each filled position, in order: the `count` likeliest tokens of the prediction that filled it last."""
     filled: dict[int, IdLogprobs] = {}
     for step in steps:
+        if step.moved:
+            filled = {place: filled[source] for place, source in enumerate(step.moved) if source in filled}
         for pick in step.revealed:
             filled[pick.position] = pick.logprobs.top[:count] if pick.logprobs else ()
     return [filled[position] for position in sorted(filled)]
@@ -136,6 +138,7 @@ def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
             "revoked": list(step.remasked),
             "drafted": _picks(step.drafted),
             "accepted": step.accepted,
+            **({"moved": list(step.moved)} if step.moved else {}),
         }
         for step in event.steps
     )

@@ -193,9 +193,9 @@ def choose_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences and log-probabilities (float32).
 
-    The mask token and `Row.unsampled` are never chosen. With `candidates` the logits are the candidates' logits `[M, C]`, without the mask
-    token, confidences count the weight of all other tokens, and log-probabilities are 0. `logits` may be overwritten.
-    `keys`: see `sample`.
+    The mask token and `Row.unsampled` are never chosen. With `candidates` the logits are the candidates' logits
+    `[M, C]`, without the mask token, confidences count the weight of all other tokens, and log-probabilities are 0.
+    `logits` may be overwritten. `keys`: see `sample`.
     """
     tables, is_cold = PackedTables(logits.device), bool((batch.temperature < 1).any())
     draw, divide = _plan_draw(batch, tables, keys), plan_division(batch.rule_temperature, tables)

@@ -196,7 +196,8 @@ class LogprobsCollector:
     """Collects the log-probabilities that requests want: of a position's top tokens and of the tokens they name.
 
     They are of the full softmax of the adjusted logits at the request's temperature, over the tokens that a grammar
-    allows. The mask token and `Row.unsampled` are not among the top ones. `parts`: the results on the device, of each group of positions.
+    allows. The mask token and `Row.unsampled` are not among the top ones. `parts`: the results on the device, of each
+    group of positions.
     """
 
     def __init__(self, batch: SamplingBatch, mask_token_id: int) -> None:
