@@ -20,11 +20,11 @@ from tests.engine.test_golden import WIDE_NAMES
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
 from tests.vcuda import kernels
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
 
 
 @pytest.mark.parametrize("name", NAMES)
