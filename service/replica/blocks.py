@@ -130,18 +130,19 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
 
 def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
     """The denoising history of an event's block as JSON, an object for each step. Positions are in the block."""
-    return tuple(
-        {
-            "block": event.index,
-            "kind": step.kind,
-            "revealed": _picks(step.revealed),
-            "revoked": list(step.remasked),
-            "drafted": _picks(step.drafted),
-            "accepted": step.accepted,
-            **({"moved": list(step.moved)} if step.moved else {}),
-        }
-        for step in event.steps
-    )
+    return tuple(_trace_step(event.index, step) for step in event.steps)
+
+
+def _trace_step(index: int, step: Step) -> TraceStep:
+    traced: TraceStep = {
+        "block": index,
+        "kind": step.kind,
+        "revealed": _picks(step.revealed),
+        "revoked": list(step.remasked),
+        "drafted": _picks(step.drafted),
+        "accepted": step.accepted,
+    }
+    return {**traced, "moved": list(step.moved)} if step.moved else traced
 
 
 def _picks(picks: Iterable[Pick]) -> list[tuple[int, int, float]]:

@@ -170,9 +170,10 @@ def _edit_tokens(raw: Mapping[str, Any], config: ModelConfig) -> tuple[int, int]
     if all(raw.get(key) is None for key in _EDIT_KEYS):
         return None
     delete, split = (qwen3.optional(raw, key, -1, config.vocab_size - 1, least=0) for key in _EDIT_KEYS)
-    if len({delete, split, config.mask_token_id, *config.eos_token_ids}) < 3 + len({*config.eos_token_ids}):
+    if delete == split or {-1, config.mask_token_id, *config.eos_token_ids} & {delete, split}:
         raise CheckpointError(
-            f"config.json: delete_token_id {delete}, split_token_id {split}, mask_token_id and eos_token_id must differ"
+            f"config.json: delete_token_id is {raw.get(_EDIT_KEYS[0])} and split_token_id {raw.get(_EDIT_KEYS[1])}, "
+            "expected two tokens that are neither the mask token nor an end token"
         )
     return delete, split
 
