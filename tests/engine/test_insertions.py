@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,8 +118,9 @@ def test_a_bias_against_an_edit_token_leaves_the_other_one() -> None:
     biased = [replace(request, sampling=SamplingParams(logit_bias={507: -100.0})) for request in edits()]
     steps = [step for done in engine.generate(biased) for block in done.blocks for step in block.steps if step.moved]
     assert steps
-    assert all(len({*step.moved} - {-1}) + step.moved.count(-1) == 32 for step in steps)
-    assert all(right in {left + 1, -1} or left == -1 for step in steps for left, right in pairwise(step.moved))
+    for step in steps:  # no position is left out
+        kept = [source for source in step.moved if source >= 0]
+        assert kept == [*range(len(kept))]
 
 
 def test_edit_tokens_of_a_prompt_stay() -> None:
