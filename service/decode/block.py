@@ -99,6 +99,12 @@ class Step(NamedTuple):
     #: token, -1 for a new mask. Empty: no token moves
     moved: tuple[int, ...] = ()
 
+    def move(self, values: dict[int, _T]) -> dict[int, _T]:
+        """Values by the position of their tokens, after the step's insertions and deletions."""
+        if not self.moved:
+            return values
+        return {position: values[source] for position, source in enumerate(self.moved) if source in values}
+
     @property
     def proposed(self) -> int:
         """The number of revealed tokens that were proposed before the forward: MRP's picks and accepted drafts."""

@@ -183,17 +183,18 @@ class Canvas:
     def edit(self, kind: StepKind, picks: Iterable[Pick], moved: tuple[int, ...] = ()) -> None:
         """Reveals picks, some of which replace tokens, and records the step. `moved`: as of `Step`.
 
-        Positions whose token is replaced, or has no place any more, count as remasked.
+        Positions whose token is replaced, deleted or cut off count as remasked.
         """
         tokens = self.block.tokens
         revealed = tuple(pick for pick in picks if pick.token != tokens[pick.position])
         remasked = [pick.position for pick in revealed if tokens[pick.position] != MASKED]
         if moved:
-            places = {source: place for place, source in enumerate(moved)}
-            gone = {position for position, token in enumerate(tokens) if token != MASKED and position not in places}
-            remasked = sorted(gone.union(remasked))
-            placed = [pick for pick in revealed if pick.position in places]
-            revealed = tuple(pick._replace(position=places[pick.position]) for pick in placed)
+            targets = {source: position for position, source in enumerate(moved)}
+            left_out = {
+                position for position, token in enumerate(tokens) if token != MASKED and position not in targets
+            }
+            remasked = sorted(left_out.union(remasked))
+            revealed = tuple(p._replace(position=targets[p.position]) for p in revealed if p.position in targets)
         self.record(Step(kind, revealed, tuple(remasked), moved=moved))
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:

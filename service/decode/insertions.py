@@ -14,7 +14,7 @@ from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, EditTokens
 from service.decode.policy import Decoding, Evaluate, Prediction
 
-#: so many top tokens have one that is no edit token
+#: of this number of top tokens, one is no edit token
 _TOP_OF_LAST = 3
 
 
@@ -48,7 +48,8 @@ def decode_with_insertions(
             picks = history.escape(block, picks)
         sources = _sources(picks, tokens, head, size)
         canvas.edit("denoise", [pick for pick in picks if pick.token not in tokens], sources)
-        original = {place for place, source in enumerate(sources) if source in original} if sources else original
+        if sources:
+            original = {position for position, source in enumerate(sources) if source in original}
         if last or not picks:
             return
 
@@ -76,7 +77,7 @@ class _History:
 
 
 def _revealed(prediction: Prediction, original: Collection[int], threshold: float) -> tuple[Pick, ...]:
-    """The picks above the threshold, but so many that an original mask is among them. Without original masks: all."""
+    """The picks above the threshold, but at least one more than there are new masks. All without original masks."""
     if not original:
         return prediction.picks
     sure = [index for index, confidence in enumerate(prediction.confidences) if confidence > threshold]

@@ -41,8 +41,7 @@ class StepMap:
         for step in steps:
             for position in step.remasked:
                 filled.pop(position, None)
-            if step.moved:
-                filled = {place: filled[source] for place, source in enumerate(step.moved) if source in filled}
+            filled = step.move(filled)
             if step.kind == "forced":
                 for pick in step.revealed:  # ascending
                     left = filled.get(pick.position - 1)

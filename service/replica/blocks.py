@@ -121,8 +121,7 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
     """For each filled position, in order: the `count` likeliest tokens of the prediction that filled it last."""
     filled: dict[int, IdLogprobs] = {}
     for step in steps:
-        if step.moved:
-            filled = {place: filled[source] for place, source in enumerate(step.moved) if source in filled}
+        filled = step.move(filled)
         for pick in step.revealed:
             filled[pick.position] = pick.logprobs.top[:count] if pick.logprobs else ()
     return [filled[position] for position in sorted(filled)]

@@ -74,8 +74,8 @@ def published(block: Block, mode: Edit, model: Model) -> tuple[tuple[int, ...], 
         filled = masks if last else surest(masks, first, likely, mode.threshold)
         if budget == 0 and set(first) <= set(filled):
             last, filled = True, masks
-        others = [i for i, (token, _) in enumerate(cells) if token not in {M, likely[i][0][0]}]
-        written = sorted((*filled, *(i for i in others if likely[i][0][1] > mode.edit_threshold)))
+        changed = [i for i, (token, _) in enumerate(cells) if token not in {M, likely[i][0][0]}]
+        written = sorted((*filled, *(i for i in changed if likely[i][0][1] > mode.edit_threshold)))
         if not written:
             return state, forward
         chosen = {i: likely[i][0][0] for i in written}

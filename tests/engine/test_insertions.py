@@ -83,20 +83,20 @@ def test_no_other_mode_gets_an_edit_token(temperature: float) -> None:
     engine = Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=8192))
     sampling = SamplingParams(temperature, seed=3)
     modes = (Static(), Dynamic(0.3), Sequential(), Entropy(2.0), Speculative(0, 4))
-    others = [
+    plain = [
         request_of(f"{number} {mode}", PROMPT[number:], mode, 64, sampling=sampling, logprobs=LogprobsRequest(20))
         for number in range(2)
         for mode in modes
     ]
     drawn = [replace(request, sampling=sampling) for request in edits()]
-    done = engine.generate([*others, *drawn])
-    for completion in done[: len(others)]:
+    done = engine.generate([*plain, *drawn])
+    for completion in done[: len(plain)]:
         steps = [step for block in completion.blocks for step in block.steps]
         assert not any(step.moved for step in steps)
         for pick in (pick for step in steps for pick in step.revealed):
             assert pick.logprobs is not None
             assert EDIT_TOKENS.isdisjoint({pick.token, *(token for token, _ in pick.logprobs.top)})
-    assert sum(map(num_moves, done[len(others) :])) > 20
+    assert sum(map(num_moves, done[len(plain) :])) > 20
     assert not any(EDIT_TOKENS.intersection(completion.token_ids) for completion in done)
 
 
@@ -119,8 +119,8 @@ def test_a_bias_against_an_edit_token_leaves_the_other_one() -> None:
     steps = [step for done in engine.generate(biased) for block in done.blocks for step in block.steps if step.moved]
     assert steps
     for step in steps:  # no position is left out
-        kept = [source for source in step.moved if source >= 0]
-        assert kept == [*range(len(kept))]
+        sources = [source for source in step.moved if source >= 0]
+        assert sources == [*range(len(sources))]
 
 
 def test_edit_tokens_of_a_prompt_stay() -> None:
