@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from service.constraints.constraint import Constraint
 from service.decode.modes import Dynamic, Edit, Entropy, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.request import LogprobsRequest
+from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint
 from tests.clock import Clock
+from tests.engine.constrained import constrained, engine_of
 from tests.engine.helpers import request_of
 from tests.engine.test_golden import STOP, assert_golden, expected, requests
 from tests.tiny import GOLDEN, LLADA22_NAME, golden
@@ -111,6 +114,27 @@ def test_nothing_moves_where_tokens_are_forbidden_by_their_place(sampling: Sampl
     assert not any(map(num_moves, done))
     assert any(completion.stats.remasked for completion in done)
     assert not any(EDIT_TOKENS.intersection(completion.token_ids) for completion in done)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_nothing_moves_with_a_grammar(temperature: float) -> None:
+    constraint, sampling = Constraint.regex("[a-z ]{40}"), SamplingParams(temperature, seed=4)
+    edited, dynamic = engine_of(LLADA22_NAME).generate(
+        constrained(LLADA22_NAME, str(mode), constraint, mode, sampling) for mode in (Edit(0.4, 0.0), Dynamic(0.4))
+    )
+    assert edited.token_ids == dynamic.token_ids
+    assert edited.constraint_met
+    assert not num_moves(edited)
+    assert EDIT_TOKENS.isdisjoint(edited.token_ids)
+
+
+def test_bad_words_that_leave_only_edit_tokens_are_refused() -> None:
+    words = tuple((token,) for token in range(507))
+    request = request_of(
+        "x", PROMPT, Static(), 8, sampling=SamplingParams(bad_words_token_ids=(*words, (510,), (511,)))
+    )
+    with pytest.raises(InvalidRequest, match="bad_words and min_tokens leave no token of the vocabulary"):
+        Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=512)).submit(request)
 
 
 def test_a_bias_against_an_edit_token_leaves_the_other_one() -> None:
