@@ -61,18 +61,32 @@ class PlainLlada2:
     def experts(self, name: str, x: Tensor) -> Tensor:
         out = self.swiglu(f"{name}shared_experts.", x) if self.raw["num_shared_experts"] else torch.zeros_like(x)
         for index, token in enumerate(x):
-            for expert, weight in self.chosen(name, token).items():
+            start = index - index % self.raw["block_size"]
+            pool = self.pool(name, x[start : start + self.raw["block_size"]])
+            for expert, weight in self.chosen(name, token, pool).items():
                 out[index] = out[index] + weight * self.swiglu(f"{name}experts.{expert}.", token)
         return out
 
-    def chosen(self, name: str, token: Tensor) -> dict[int, float]:
-        """A token's experts and their weights."""
+    def scores(self, name: str, token: Tensor) -> tuple[list[float], list[float]]:
+        """A token's score of each expert, and the score with the expert's bias."""
         scores = (self.weights[f"{name}gate.weight"] @ token).sigmoid().tolist()
-        biased = (torch.tensor(scores) + self.weights[f"{name}gate.expert_bias"]).tolist()
+        return scores, (torch.tensor(scores) + self.weights[f"{name}gate.expert_bias"]).tolist()
+
+    def pool(self, name: str, block: Tensor) -> list[int] | None:
+        """LLaDA2.2: the experts of a block, by the highest score that any of its tokens gives."""
+        if not self.raw.get("expert_capacity"):
+            return None
+        highest = [max(each) for each in zip(*(self.scores(name, token)[1] for token in block), strict=True)]
+        return sorted(range(len(highest)), key=lambda expert: -highest[expert])[: self.raw["expert_capacity"]]
+
+    def chosen(self, name: str, token: Tensor, allowed: list[int] | None) -> dict[int, float]:
+        """A token's experts and their weights. `allowed`: None for those of the best groups."""
+        scores, biased = self.scores(name, token)
         groups, size = self.raw["n_group"], len(scores) // self.raw["n_group"]
         members = [range(group * size, (group + 1) * size) for group in range(groups)]
         best = sorted(members, key=lambda group: -sum(sorted((biased[expert] for expert in group), reverse=True)[:2]))
-        allowed = [expert for group in best[: self.raw["topk_group"]] for expert in group]
+        if allowed is None:
+            allowed = [expert for group in best[: self.raw["topk_group"]] for expert in group]
         experts = sorted(allowed, key=lambda expert: -biased[expert])[: self.raw["num_experts_per_tok"]]
         total = sum(scores[expert] for expert in experts) if len(experts) > 1 else 1.0
         return {expert: self.raw["routed_scaling_factor"] * scores[expert] / total for expert in experts}

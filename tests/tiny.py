@@ -14,6 +14,8 @@ GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
 EXPERTS_NAME = "sdar-moe-random-b"
 #: LLaDA2's, written and decoded by the published code, without MRP
 LLADA2_NAME = "llada2-moe-random-d"
+#: LLaDA2.2's, with a router by block and edit tokens
+LLADA22_NAME = "llada2-moe-random-g"
 #: Stable-DiffCoder's, with MRP
 DIFFCODER_NAME = "stable-diffcoder-random-e"
 #: Fast-dLLM v2's, with MRP

@@ -109,6 +109,8 @@ class _Film:
         for position, cell in enumerate(block):
             if cell.state == "draft" or position in step.remasked:
                 block[position] = Cell(when=cell.when)
+        if step.moved:
+            self._blocks[index] = [Cell() if source < 0 else block[source] for source in step.moved]
 
     def _write(self, index: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
         block = self._blocks[index]

@@ -112,6 +112,9 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     from service.model.files import revision_of
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
+    ends = f"{list(config.eos_token_ids)}"
+    if config.edit_token_ids is not None:
+        ends += f", delete and split {list(config.edit_token_ids)}"
     backbone = num_parameters(replace(config, mrp=None))
     module = num_parameters(config) - backbone
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
@@ -125,7 +128,7 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         **_experts(config, backbone),
         "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",
         **_with_sources(checkpoint, options),
-        "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
+        "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {ends}",
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
         "weights": f"{weights / 2**20:,.1f} MiB as {_types(checkpoint)}",
@@ -189,12 +192,15 @@ def _devices(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
+    from service.model.config import PoolConfig
+
     if config.experts is None:
         return {}
     experts, used = config.experts, backbone - config.num_unused_parameters
     layers = f"{config.num_expert_layers} layers have {experts.num_experts}, a token uses {experts.per_token} of each"
     shared = " and the shared ones" if experts.shared_size else ""
-    return {"experts": f"{layers}{shared}, {used / 1e6:,.2f} M parameters in all"}
+    pool = f"; a block's tokens share {experts.limit.capacity}" if isinstance(experts.limit, PoolConfig) else ""
+    return {"experts": f"{layers}{shared}, {used / 1e6:,.2f} M parameters in all{pool}"}
 
 
 def _quality(checkpoint: Checkpoint) -> str:

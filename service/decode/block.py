@@ -80,6 +80,10 @@ class Block(NamedTuple):
         hidden = set(positions)
         return Block(tuple(MASKED if p in hidden else token for p, token in enumerate(self.tokens)))
 
+    def move(self, sources: Iterable[int]) -> Block:
+        """A copy of this block that takes each position's token from another position. `sources`: as `Step.moved`."""
+        return Block(tuple(MASKED if source < 0 else self.tokens[source] for source in sources))
+
 
 class Step(NamedTuple):
     """One decision and its effect on a block. Traces and statistics are made from steps."""
@@ -91,6 +95,15 @@ class Step(NamedTuple):
     accepted: int = 0  # so many of the first verified picks are the first picks of `revealed`
     gains: tuple[tuple[float, int], ...] = ()  # (expected, actual) tokens gained by each state of a tree of drafts
     sizes: tuple[int, ...] = ()  # the numbers of picks of the plain mode's steps, in order. Empty: it is one step
+    #: Insertions and deletions, after `remasked` and before `revealed`: the position from which each position takes its
+    #: token, -1 for a new mask. Empty: no token moves
+    moved: tuple[int, ...] = ()
+
+    def move(self, values: dict[int, _T]) -> dict[int, _T]:
+        """Values by the position of their tokens, after the step's insertions and deletions."""
+        if not self.moved:
+            return values
+        return {position: values[source] for position, source in enumerate(self.moved) if source in values}
 
     @property
     def proposed(self) -> int:

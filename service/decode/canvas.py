@@ -103,6 +103,13 @@ class DraftBudget(NamedTuple):
     refine: float = 0.0  # the cost of one MRP forward, in tokens as `row`
 
 
+class EditTokens(NamedTuple):
+    """The tokens by which a model deletes a position, and splits it: a mask comes before its token."""
+
+    delete: int
+    split: int
+
+
 @dataclass(slots=True)
 class Canvas:
     """The block on which a policy works."""
@@ -115,6 +122,7 @@ class Canvas:
     grammar: BlockGrammar | None = None  # the grammar of the answer in this block, None for a free answer
     #: the first picks that complete no bad word together, at least one; None if the request has none
     without_bad_words: Callable[[Block, tuple[Pick, ...]], tuple[Pick, ...]] | None = None
+    edit_tokens: EditTokens | None = None  # None: nothing is inserted or deleted
 
     def rule(self, rule: Rule) -> Rule:
         """The rule by which this block is filled: with a grammar, from left to right."""
@@ -152,7 +160,7 @@ class Canvas:
         self._move(self.after(self.block, ()), ())
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
-        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, (), ())))
+        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, (), (), ())))
 
     def record(self, step: Step, after: Block | None = None) -> None:
         """Reveals the picks of a step and records it. `after`: the state that follows, None: it is computed."""
@@ -160,7 +168,7 @@ class Canvas:
             raise AssertionError("the grammar refuses what its own mask allows")
         self.steps.append(step)
         if self.grammar is None:
-            self.block = after or self.block.reveal(step.revealed)
+            self.block = after or (self.block.move(step.moved) if step.moved else self.block).reveal(step.revealed)
         else:
             self._move(after or self.after(self.block, step.revealed), step.revealed)
 
@@ -172,10 +180,22 @@ class Canvas:
         self.block = self.block.remask(remasked)
         self.steps.append(Step(kind, remasked=remasked))
 
-    def edit(self, kind: StepKind, picks: Iterable[Pick]) -> None:
-        """Reveals picks, some of which replace tokens, and records the step. Replaced positions count as remasked."""
-        revealed, tokens = tuple(picks), self.block.tokens
-        self.record(Step(kind, revealed, tuple(p.position for p in revealed if tokens[p.position] != MASKED)))
+    def edit(self, kind: StepKind, picks: Iterable[Pick], moved: tuple[int, ...] = ()) -> None:
+        """Reveals picks, some of which replace tokens, and records the step. `moved`: as of `Step`.
+
+        Positions whose token is replaced, deleted or cut off count as remasked.
+        """
+        tokens = self.block.tokens
+        revealed = tuple(pick for pick in picks if pick.token != tokens[pick.position])
+        remasked = [pick.position for pick in revealed if tokens[pick.position] != MASKED]
+        if moved:
+            targets = {source: position for position, source in enumerate(moved)}
+            left_out = {
+                position for position, token in enumerate(tokens) if token != MASKED and position not in targets
+            }
+            remasked = sorted(left_out.union(remasked))
+            revealed = tuple(p._replace(position=targets[p.position]) for p in revealed if p.position in targets)
+        self.record(Step(kind, revealed, tuple(remasked), moved=moved))
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:
         before, self.block = self.block, after

@@ -41,6 +41,7 @@ class StepMap:
         for step in steps:
             for position in step.remasked:
                 filled.pop(position, None)
+            filled = step.move(filled)
             if step.kind == "forced":
                 for pick in step.revealed:  # ascending
                     left = filled.get(pick.position - 1)

@@ -43,6 +43,11 @@ class LogitAdjuster:
         self._table = _token_table(prompt[:start], self._answer if self._penalizes else (), sampling, self._words.short)
         self._index = {token: index for index, token in enumerate(self._table.tokens.tolist())}
 
+    @property
+    def knows_places(self) -> bool:
+        """Whether tokens are forbidden by their place in the answer, so that none may move."""
+        return self._words.long or self._sampling.min_tokens > 0
+
     def advance(self, tokens: Sequence[int]) -> None:
         self._answer += tokens
         self._head, self._table = 0, self._counted(tokens)

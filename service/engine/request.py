@@ -338,7 +338,7 @@ def _check_tokens(request: GenerationRequest, model: ModelConfig) -> None:
                 f"{param} has token {bad}, allowed are 0 to {model.vocab_size - 1} without the mask token {mask}",
                 param=param,
             )
-    forbidden = words | (request.stop_token_ids if sampling.min_tokens else set())
+    forbidden = words.union(model.edit_token_ids or (), request.stop_token_ids if sampling.min_tokens else ())
     if all(token in forbidden for token in range(model.vocab_size) if token != mask):
         raise InvalidRequest("bad_words and min_tokens leave no token of the vocabulary", param="bad_words")
 

@@ -16,7 +16,7 @@ from math import isfinite
 from typing import Any, NamedTuple, cast
 
 from service.decode.block import MASKED, Block, new_tuple
-from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, GrammarMatcher
+from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, EditTokens, GrammarMatcher
 from service.decode.first_token import decode_after_first
 from service.decode.mode import Pace
 from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
@@ -56,9 +56,14 @@ class RunningRequest:
         self.finish_reason: FinishReason | None = None
         self._rule = request.mode.rule
         self._needs_entropy = self._rule.needs_entropy
+        self._edit_tokens: EditTokens | None = None  # those that the policy may get
+        self._unsampled: tuple[int, ...] = model.edit_token_ids or ()
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
+        moves = request.mode.moves_tokens and request.grammar is None
+        if moves and model.edit_token_ids and not (self._adjuster and self._adjuster.knows_places):
+            self._edit_tokens, self._unsampled = EditTokens(*model.edit_token_ids), ()
         self._draft_vocabulary = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
 
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
@@ -367,7 +372,10 @@ class RunningRequest:
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self.drafts.pages = self._index
         self._canvas = Canvas(
-            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._budget, ends=self._settled
+            Block(head + (MASKED,) * (self._block_size - len(head))),
+            budget=self._budget,
+            ends=self._settled,
+            edit_tokens=self._edit_tokens,
         )
         self._num_recorded = 0  # the canvas's steps that are recorded
         if self._adjuster is not None:
@@ -478,6 +486,7 @@ class RunningRequest:
                 state, index, pages, False, sampling, query.edit, None, entropy, drafts,
                 masks.get(state) if masks else None, logprobs,
                 adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits, False,
+                self._unsampled,
             ))
             for state in query.states
         ]  # fmt: skip
@@ -503,6 +512,7 @@ class RunningRequest:
                 logprobs=read.logprobs,
                 adjustments=read.adjustments,
                 opens_next=True,
+                unsampled=self._unsampled,
             ),
         ]
 
@@ -520,6 +530,7 @@ class RunningRequest:
             entropy=self._needs_entropy,
             after=ahead.after,
             rule=self._rule,
+            unsampled=self._unsampled,
         )
         if not ahead.uncertain or ahead.index + 1 == len(self.lease.pages):
             return [row]
@@ -542,6 +553,7 @@ class RunningRequest:
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
             rule=self._rule if self.chains else None,
+            unsampled=self._unsampled,
         )
 
 

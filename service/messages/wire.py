@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -171,7 +171,10 @@ class Chunk(Data, frozen=True, tag=2):
 
 
 class TraceStep(TypedDict):
-    """One step of a block as JSON. Positions are relative to the block. Picks: position, token, confidence."""
+    """One step of a block as JSON. Positions are relative to the block. Picks: position, token, confidence.
+
+    `moved`: as of `Step`. Only there if the step inserts or deletes tokens.
+    """
 
     block: int
     kind: StepKind
@@ -179,6 +182,7 @@ class TraceStep(TypedDict):
     revoked: list[int]
     drafted: list[tuple[int, int, float]]
     accepted: int
+    moved: NotRequired[list[int]]
 
 
 class Progress(Data, frozen=True, tag=1):

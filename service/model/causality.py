@@ -52,7 +52,8 @@ def text_losses(checkpoint: Checkpoint, token_ids: list[int]) -> TextLosses | No
     tokens = [token for token in token_ids if token < config.vocab_size][: min(_LENGTH, config.max_positions)]
     if (size := len(tokens)) < _LENGTH // 2 or len(set(tokens)) < size // 4:
         return None
-    clean = torch.tensor(tokens, device=checkpoint.device)
+    size = size // config.block_size * config.block_size or size  # routers of some models read whole blocks
+    clean = torch.tensor(tokens[:size], device=checkpoint.device)
     positions = torch.arange(size, device=checkpoint.device)
     scored = positions[positions % _STRIDE == _STRIDE // 2]
     shift = int(config.shifted)

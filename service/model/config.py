@@ -8,6 +8,8 @@ Embedding, norms, routers and the output head are whole on every rank.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from service.errors import SettingsError
 
 
@@ -21,13 +23,20 @@ class MrpConfig:
     default_steps: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class GroupsConfig:
+class GroupsConfig(Struct, frozen=True, tag=True):
     """Experts in groups: a token's experts are all in its `per_token` best of `num_groups` groups of equal size."""
 
     num_groups: int
     per_token: int
     scale: float  # the factor of the weights of a token's experts
+
+
+class PoolConfig(Struct, frozen=True, tag=True):
+    """Experts by block: a block's tokens share the `capacity` experts that any of them scores highest."""
+
+    capacity: int
+    block_size: int
+    scale: float  # as of `GroupsConfig`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,9 @@ class ExpertsConfig:
     per_token: int
     intermediate_size: int
     layers: frozenset[int]  # the layers with experts; the others are dense
-    normalized: bool  # whether the weights of a token's experts add up to 1, before `groups.scale`
+    normalized: bool  # whether the weights of a token's experts add up to 1, before `limit.scale`
     shared_size: int = 0  # the inner size of the experts that every token goes to, together; 0 for none
-    groups: GroupsConfig | None = None  # None for a router that knows no groups
+    limit: GroupsConfig | PoolConfig | None = None  # to which experts a token may go; None: to all
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,8 @@ class ModelConfig:
     #: Of a model whose output at a position predicts the next token (`shifted`): a forward reveals tokens of the
     #: leftmost sub-block of this size that has masks. None: the output at a mask predicts the mask's own token.
     sub_block_size: int | None = None
+    #: the tokens by which the model deletes a position and splits one; None: it was not trained for that
+    edit_token_ids: tuple[int, int] | None = None
 
     @property
     def shifted(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.model.config import ExpertsConfig, GroupsConfig
+from service.model.config import ExpertsConfig, GroupsConfig, PoolConfig
 from service.model.layers import FeedForward, silu_and_mul
 from service.model.quantization.layers import QuantizedExperts
 from service.model.triton_support import has_triton
@@ -29,9 +29,7 @@ class SparseFeedForward(nn.Module):
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.gate = (
-            SoftmaxRouter(hidden, config) if config.groups is None else GroupedRouter(hidden, config, config.groups)
-        )
+        self.gate = _router(hidden, config)
         self.experts = Experts(hidden, config)
         self.shared_experts = FeedForward(hidden, config.shared_size) if config.shared_size else None
 
@@ -165,36 +163,74 @@ class SoftmaxRouter(nn.Module):
         return (weights / weights.sum(-1, keepdim=True) if self._normalized else weights), chosen
 
 
-class GroupedRouter(nn.Module):
-    """LLaDA2's router: sigmoid scores, and experts of the best groups only.
+class SigmoidRouter(nn.Module):
+    """LLaDA2's routers: sigmoid scores, and the best of the experts that `allowed` leaves.
 
-    A bias of each expert counts for the choice, never for the weights. A group's score is the sum of its two best
-    experts'. Everything is computed at least in fp32.
+    A bias of each expert counts for the choice, never for the weights. Everything is computed at least in fp32.
     """
 
-    def __init__(self, hidden: int, config: ExpertsConfig, groups: GroupsConfig) -> None:
+    def __init__(self, hidden: int, config: ExpertsConfig, scale: float) -> None:
         super().__init__()
         self.weight = _matrix(config.num_experts, hidden)
         self.expert_bias = nn.Parameter(torch.zeros(config.num_experts))
-        self._per_token, self._normalized, self._groups = config.per_token, config.normalized, groups
+        self._per_token, self._normalized, self._scale = config.per_token, config.normalized, scale
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """tokens `[T, H]` -> weights (at least fp32) and indices of experts, both `[T, k]`."""
         exact = torch.promote_types(tokens.dtype, torch.float32)
         scores = F.linear(tokens.to(exact), self.weight.to(exact)).sigmoid()
-        chosen = self._within_groups(scores + self.expert_bias.to(exact)).topk(self._per_token, dim=-1).indices
+        chosen = self.allowed(scores + self.expert_bias.to(exact)).topk(self._per_token, dim=-1).indices
         weights = scores.gather(-1, chosen)
         if self._normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + _EPSILON)
-        return weights * self._groups.scale, chosen
+        return weights * self._scale, chosen
 
-    def _within_groups(self, scores: Tensor) -> Tensor:
-        """scores `[T, E]` -> the same, with -inf for experts outside the best groups."""
+    def allowed(self, scores: Tensor) -> Tensor:
+        """scores with bias `[T, E]` -> the same, with -inf for experts to which a token may not go."""
+        raise NotImplementedError
+
+
+class GroupedRouter(SigmoidRouter):
+    """LLaDA2.0's and 2.1's router: experts of the best groups only. A group's score is the sum of its two best."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, groups: GroupsConfig) -> None:
+        super().__init__(hidden, config, groups.scale)
+        self._groups = groups
+
+    def allowed(self, scores: Tensor) -> Tensor:
         grouped = scores.unflatten(-1, (self._groups.num_groups, -1))
         best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._groups.per_token, dim=-1).indices
-        excluded = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        masked: Tensor = grouped.masked_fill(excluded[..., None], -torch.inf).flatten(-2)
+        masked: Tensor = _only(best, grouped.mT).mT.flatten(-2)
         return masked
+
+
+class BlockRouter(SigmoidRouter):
+    """LLaDA2.2's router: a block's tokens share a pool of experts, those of the highest score at any of its tokens.
+
+    Sequences come in whole blocks; only the last one of all may be shorter. Source: LLaDA2.2's report, section 2.2.
+    """
+
+    def __init__(self, hidden: int, config: ExpertsConfig, pool: PoolConfig) -> None:
+        super().__init__(hidden, config, pool.scale)
+        self._pool = pool
+
+    def allowed(self, scores: Tensor) -> Tensor:
+        size = self._pool.block_size
+        blocks = F.pad(scores, (0, 0, 0, -len(scores) % size), value=-torch.inf).unflatten(0, (-1, size))
+        best = blocks.amax(1).topk(self._pool.capacity, dim=-1).indices
+        return _only(best, blocks).flatten(0, 1)[: len(scores)]
+
+
+def _router(hidden: int, config: ExpertsConfig) -> SoftmaxRouter | SigmoidRouter:
+    if isinstance(config.limit, GroupsConfig):
+        return GroupedRouter(hidden, config, config.limit)
+    return SoftmaxRouter(hidden, config) if config.limit is None else BlockRouter(hidden, config, config.limit)
+
+
+def _only(columns: Tensor, scores: Tensor) -> Tensor:
+    """scores `[B, N, C]` -> the same, with -inf outside the columns `[B, K]`."""
+    excluded = torch.ones_like(scores[:, 0], dtype=torch.bool).scatter(-1, columns, False)
+    return scores.masked_fill(excluded[:, None], -torch.inf)
 
 
 def _matrix(num_experts: int, hidden: int) -> nn.Parameter:

@@ -121,6 +121,7 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
     """For each filled position, in order: the `count` likeliest tokens of the prediction that filled it last."""
     filled: dict[int, IdLogprobs] = {}
     for step in steps:
+        filled = step.move(filled)
         for pick in step.revealed:
             filled[pick.position] = pick.logprobs.top[:count] if pick.logprobs else ()
     return [filled[position] for position in sorted(filled)]
@@ -128,17 +129,19 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
 
 def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
     """The denoising history of an event's block as JSON, an object for each step. Positions are in the block."""
-    return tuple(
-        {
-            "block": event.index,
-            "kind": step.kind,
-            "revealed": _picks(step.revealed),
-            "revoked": list(step.remasked),
-            "drafted": _picks(step.drafted),
-            "accepted": step.accepted,
-        }
-        for step in event.steps
-    )
+    return tuple(_trace_step(event.index, step) for step in event.steps)
+
+
+def _trace_step(index: int, step: Step) -> TraceStep:
+    traced: TraceStep = {
+        "block": index,
+        "kind": step.kind,
+        "revealed": _picks(step.revealed),
+        "revoked": list(step.remasked),
+        "drafted": _picks(step.drafted),
+        "accepted": step.accepted,
+    }
+    return {**traced, "moved": list(step.moved)} if step.moved else traced
 
 
 def _picks(picks: Iterable[Pick]) -> list[tuple[int, int, float]]:

@@ -37,6 +37,23 @@ def test_a_canvas_records_its_steps() -> None:
     ]
 
 
+def test_a_canvas_records_what_moves() -> None:
+    """The first token is deleted and the second one replaced. The last one, replaced in the same step, has no place."""
+    canvas = Canvas(Block((7, 8, M, 9)))
+    picks = [Pick(1, 4, 0.9), Pick(2, 5, 0.8), Pick(3, 6, 0.7)]
+    canvas.edit("denoise", picks, (1, -1, -1, 2))
+    assert canvas.block == Block((4, M, M, 5))
+    assert canvas.steps == [
+        Step("denoise", (Pick(0, 4, 0.9), Pick(3, 5, 0.8)), remasked=(0, 1, 3), moved=(1, -1, -1, 2))
+    ]
+
+
+def test_a_canvas_leaves_out_a_pick_that_changes_nothing() -> None:
+    canvas = Canvas(Block((7, M)))
+    canvas.edit("denoise", [Pick(0, 7, 0.5), Pick(1, 8, 0.5)])
+    assert canvas.steps == [Step("denoise", (Pick(1, 8, 0.5),))]
+
+
 def test_the_proposed_tokens_of_a_step() -> None:
     picks = (Pick(0, 1, 0.5), Pick(1, 2, 0.5))
     assert Step("mrp", picks).proposed == 2

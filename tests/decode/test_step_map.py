@@ -70,6 +70,12 @@ def test_the_step_that_fixed_a_token_counts() -> None:
     assert StepMap().add([first, Step("mrp", remasked=(2,))]) == [TokenStep(30, 1, math.log(0.5))]
 
 
+def test_a_token_that_moves_keeps_its_step() -> None:
+    first = Step("denoise", tuple(Pick(position, 10 + position, 0.5) for position in range(3)))
+    moves = Step("denoise", (Pick(3, 40, 0.25),), remasked=(1,), moved=(0, -1, 2, -1))
+    assert steps_of(first, moves, Step("denoise", moved=(1, 2, 3, -1))) == [(12, 1), (40, 2)]
+
+
 def test_a_verified_forward_is_as_many_steps_as_it_stands_for() -> None:
     picks = tuple(Pick(position, 10 + position, 0.5) for position in (2, 0, 1, 3))
     assert steps_of(Step("verify", picks, sizes=(1, 2, 1))) == [(10, 2), (11, 2), (12, 1), (13, 3)]

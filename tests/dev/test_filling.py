@@ -32,6 +32,16 @@ def test_every_step_is_a_moment_and_drafts_are_one_before():
     assert film[-1].forwards == ANSWER.forwards
 
 
+def test_cells_move_with_their_tokens():
+    steps = (
+        Step("denoise", tuple(Pick(position, 11 + position, 0.5) for position in (1, 2, 3))),
+        Step("denoise", (Pick(3, 19, 0.5),), remasked=(1,), moved=(0, 2, 3, -1)),
+    )
+    film = moments(Answer("made up", (steps,), 4, 1, 3), str)
+    assert [written(moment)[0] for moment in film] == ["p m m m", "p n12 n13 n14", "p o13 o14 n19"]
+    assert [cell.when for cell in film[-1].blocks[0]] == [(), (1,), (1,), (2,)]
+
+
 def test_answers_are_shown_at_the_same_number_of_forwards():
     film = moments(ANSWER, str)
     assert [film.index(at(film, forwards)) for forwards in range(5)] == [0, 1, 3, 4, 6]

@@ -15,11 +15,20 @@ from service.model import LoadOptions, load_checkpoint
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import (
+    DIFFCODER_NAME,
+    EXPERTS_NAME,
+    FAST_DLLM_NAME,
+    GOLDEN,
+    GOLDEN_NAMES,
+    LLADA2_NAME,
+    LLADA22_NAME,
+    golden,
+)
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
 #: those with blocks of 32: a forward has more rows than some limits allow
-WIDE_NAMES = (LLADA2_NAME, FAST_DLLM_NAME)
+WIDE_NAMES = (LLADA2_NAME, LLADA22_NAME, FAST_DLLM_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 STOP = 510
 #: the modes of the MRP paper
@@ -58,8 +67,9 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
         assert len(expected(name)) == 30
     assert {entry["mode"] for entry in expected(EXPERTS_NAME)} == {"static", "dynamic"}
     assert len(expected(EXPERTS_NAME)) == 24
-    assert {entry["mode"] for entry in expected(LLADA2_NAME)} == {"static", "dynamic", "sequential"}
-    assert len(expected(LLADA2_NAME)) == 15
+    for name in (LLADA2_NAME, LLADA22_NAME):
+        assert {entry["mode"] for entry in expected(name)} == {"static", "dynamic", "sequential"}
+        assert len(expected(name)) == 15
     assert {entry["mode"] for entry in expected(DIFFCODER_NAME)} == PUBLISHED
     assert len(expected(DIFFCODER_NAME)) == 28
     assert {entry["mode"] for entry in expected(FAST_DLLM_NAME)} == PUBLISHED

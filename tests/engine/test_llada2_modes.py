@@ -17,9 +17,9 @@ from tests.tiny import LLADA2, tiny_checkpoint
 RULES: tuple[RuleMode, ...] = (*(Static(1), Static(5), Dynamic(0.1), Sequential(), Sequential(1, 6.0), Entropy(6.0)),)
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return tiny_checkpoint(3, **LLADA2)
+@pytest.fixture(scope="module", params=[0, 4], ids=["groups", "pool"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    return tiny_checkpoint(3, **LLADA2, expert_capacity=request.param)
 
 
 def requests() -> list[GenerationRequest]:

@@ -35,13 +35,14 @@ from service.model.device import DeviceMemory
 from service.parallel import messages as ranks
 from service.settings.settings import Settings
 from tests.engine.helpers import ALL_MODES
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
 
 STATE = EngineState(1, 2, 3, 4)
 STATS = Stats(ForwardCounts(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
 STEPS = (
     Step("denoise", (Pick(0, 5, 0.5, PositionLogprobs(((5, -0.5),), (-1.0,))),), gains=((0.5, 1),)),
     Step("verify", (Pick(1, 6, 1.0),), drafted=(Pick(1, 6, 0.75),), accepted=1),
+    Step("denoise", remasked=(1,), moved=(0, 2, -1)),
 )
 EVENT = BlockEvent("a", 3, (5, 6), STATS, "stop", STEPS, constraint_met=True, version=4)
 FOUND = BlockEvent("a", 0, (), STATS, "stop", position_logprobs=((3, PositionLogprobs(((5, -0.5),), (-1.0,))),))
@@ -70,7 +71,7 @@ def test_a_request_comes_back_equal(params: Any) -> None:
     assert {mode.name for mode in ALL_MODES} == set(MODES)
 
 
-@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME])
 def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> None:
     info = EngineInfo(
         "folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False, weights=Weights()

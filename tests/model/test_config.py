@@ -219,6 +219,7 @@ def test_a_folder_with_an_adapter_is_refused(tmp_path: Path, adapter: str) -> No
 
 STRANGE = [None, True, -1, 0, 1, 2**40, 2**62, 1e30, float("nan"), float("inf"), "x", [], ["sdar"], {}, {"a": 1}]
 FAMILIES_OF: dict[str, dict[str, Any]] = {
+    "llada2_moe with a pool": LLADA2 | {"expert_capacity": 5, "delete_token_id": 60, "split_token_id": 61},
     "sdar": {},
     "sdar_moe": EXPERTS,
     "llada2_moe": LLADA2,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint, parse_config, published_weights
-from service.model.config import ExpertsConfig, GroupsConfig, Shard
+from service.model.config import ExpertsConfig, GroupsConfig, PoolConfig, Shard
 from tests.llada2 import PlainLlada2
 from tests.model.test_weights import assert_same, change_weights
 from tests.reference import Reference
@@ -26,15 +26,17 @@ FOLDER = GOLDEN / LLADA2_NAME
 
 @st.composite
 def shapes(draw: st.DrawFn) -> dict[str, Any]:
-    """Keys of config.json: any experts, groups, dense layers, shared experts and share of rotated numbers."""
+    """Keys of config.json: any experts, groups or pools, dense layers, shared experts and share of rotated numbers."""
     groups, each = draw(st.sampled_from([1, 2, 4])), draw(st.integers(2, 4))
     best = draw(st.integers(1, groups))
+    per_token = draw(st.integers(1, min(4, best * each)))
     heads, keys = draw(st.sampled_from([(4, 2), (4, 1), (2, 2)]))
     return LLADA2 | {
         "num_experts": groups * each,
         "n_group": groups,
         "topk_group": best,
-        "num_experts_per_tok": draw(st.integers(1, min(4, best * each))),
+        "num_experts_per_tok": per_token,
+        "expert_capacity": draw(st.one_of(st.just(0), st.integers(per_token, groups * each))),
         "num_shared_experts": draw(st.integers(0, 2)),
         "first_k_dense_replace": draw(st.integers(0, 2)),
         "num_hidden_layers": draw(st.integers(1, 3)),
@@ -73,8 +75,9 @@ class TestConfig:
     def test_the_published_keys(self) -> None:
         config = parse_config(tiny_config(**LLADA2))
         assert config.experts == ExpertsConfig(
-            8, 3, 16, frozenset({1}), normalized=True, shared_size=16, groups=GroupsConfig(4, 2, 2.5)
+            8, 3, 16, frozenset({1}), normalized=True, shared_size=16, limit=GroupsConfig(4, 2, 2.5)
         )
+        assert config.experts == parse_config(tiny_config(**LLADA2, expert_capacity=0)).experts
         assert (config.family, config.head_dim, config.rotary_dim) == ("llada2_moe", 16, 8)
         assert config.mrp is None
 
@@ -86,7 +89,7 @@ class TestConfig:
         assert (config.block_size, config.mask_token_id, config.eos_token_ids) == (32, 156895, (156892,))
         assert (config.max_positions, config.rms_norm_eps, config.rotary_dim) == (16384, 1e-5, 8)
         assert config.experts is not None
-        assert (config.experts.groups, config.experts.shared_size) == (GroupsConfig(8, 4, 2.5), 0)
+        assert (config.experts.limit, config.experts.shared_size) == (GroupsConfig(8, 4, 2.5), 0)
         raw = tiny_config(**LLADA2, vocab_size=157184) | {"eos_token_id": []}
         assert parse_config(raw).eos_token_ids == (156892,)
 
@@ -94,6 +97,17 @@ class TestConfig:
         experts = parse_config(tiny_config(**LLADA2 | {"num_experts_per_tok": 1})).experts
         assert experts is not None
         assert not experts.normalized
+
+    def test_a_pool_of_experts_takes_the_place_of_groups(self) -> None:
+        experts = parse_config(tiny_config(**LLADA2, expert_capacity=5)).experts
+        assert experts is not None
+        assert experts.limit == PoolConfig(5, 32, 2.5)
+
+    def test_a_pool_is_of_blocks_of_the_published_size(self) -> None:
+        raw = tiny_config(**LLADA2, expert_capacity=5)
+        assert parse_config(raw, block_size=32) == parse_config(raw)
+        with pytest.raises(CheckpointError, match="size 16 is not supported: the router was trained for blocks of 32"):
+            parse_config(raw, block_size=16)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -104,6 +118,12 @@ class TestConfig:
             ({"n_group": 3}, "n_group is 3, expected a divisor of the 8 experts that leaves at least two in a group"),
             ({"topk_group": 5}, "topk_group is 5, allowed are 1 to 4"),
             ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, allowed are 1 to 4: 2 of 4 groups have so many"),
+            ({"delete_token_id": 5}, "delete_token_id is 5 and split_token_id None, expected two tokens that"),
+            ({"delete_token_id": 5, "split_token_id": 5}, "delete_token_id is 5 and split_token_id 5, expected two"),
+            ({"delete_token_id": 5, "split_token_id": 64}, "split_token_id is 64, supported are up to 63"),
+            ({"expert_capacity": 2}, "expert_capacity is 2, allowed are 3 to 8"),
+            ({"expert_capacity": 9}, "expert_capacity is 9, allowed are 3 to 8"),
+            ({"expert_capacity": True}, "expert_capacity is True, expected an integer"),
             ({"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, expected a share of head_dim 16 that is"),
             ({"mask_token_id": None}, "mask_token_id 156895 is outside the vocabulary of 64"),
         ],

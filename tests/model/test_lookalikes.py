@@ -58,6 +58,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     # the hub's inclusionAI/LLaDA2.1-mini
     "LLaDA2.1-mini": LLADA2_PUBLISHED | LLADA2_KEYS | {"max_position_embeddings": 32768, "sliding_window": 4096},
+    # the hub's inclusionAI/LLaDA2.2-flash, as FluxServe's guide to LLaDA2.2 tells its keys
+    "LLaDA2.2-flash": LLADA2_PUBLISHED | LLADA2_KEYS | {
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 131072,
+        "rope_theta": 3000000, "block_size": 32, "expert_capacity": 48, "use_qk_norm": True,
+        "delete_token_id": 156930, "split_token_id": 156931,
+    },
     # the hub's inclusionAI/LLaDA2.0-Uni: its vocabulary holds images
     "LLaDA2.0-Uni": LLADA2_PUBLISHED | {
         "vocab_size": 173568, "max_position_embeddings": 8192, "use_qk_norm": True, "image_token_offset": 157184,
@@ -98,7 +104,7 @@ SMALL: dict[str, Any] = {
     "vocab_size": 1024, "mask_token_id": 4, "eos_token_id": 3, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 256, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "n_group": 4, "topk_group": 2,
+    "n_group": 4, "topk_group": 2, "expert_capacity": 3, "delete_token_id": 1022, "split_token_id": 1023,
 }  # fmt: skip
 
 
@@ -128,6 +134,7 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
         ("SDAR-4B-Chat", ("family sdar", "block size 4, the default: config.json has no such key")),
         ("SDAR-30B-A3B-Chat", ("family sdar_moe", "experts 2 layers have 8, a token uses 2 of each")),
         ("LLaDA2.1-mini", ("family llada2_moe", "block size 32, the default")),
+        ("LLaDA2.2-flash", ("a block's tokens share 3", "end [3], delete and split [1022, 1023]")),
         ("LLaDA2.0-Uni", ("warning: config.json: nothing reads image_token_offset",)),
         ("SDAR-4B, several blocks", ("warning: config.json: nothing reads block_causal_prompt",)),
         (
@@ -165,6 +172,7 @@ def test_the_published_configs_make_configs_at_their_own_sizes(tmp_path):
         ("SDAR-30B-A3B-Chat", 4),
         ("LLaDA2.1-mini", 32),
         ("LLaDA2.0-Uni", 32),
+        ("LLaDA2.2-flash", 32),
         ("Fast_dLLM_v2_1.5B", 32),
     ):
         (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")
@@ -188,7 +196,7 @@ def test_the_published_configs_make_configs_at_their_own_sizes(tmp_path):
         (EXPERTS | {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'"),
         (EXPERTS | {"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5"),
         (LLADA2 | {"norm_softmax": True}, "norm_softmax is True"),
-        (LLADA2 | {"expert_capacity": 48}, "expert_capacity is 48"),
+        (EXPERTS | {"expert_capacity": 48}, "expert_capacity is 48"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*, supported are only layers of"),
         ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters differs by the kind of layer"),

@@ -19,10 +19,11 @@ from tests.tiny import (
     GOLDEN_NAMES,
     LLADA2,
     LLADA2_NAME,
+    LLADA22_NAME,
     tiny_config,
 )
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
 
 
 def shards(folder: Path, size: int, dtype: torch.dtype = torch.float32) -> list[Checkpoint]:

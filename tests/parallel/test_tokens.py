@@ -21,7 +21,7 @@ from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import CHEAP_ROWS
 from tests.engine.test_golden import NAMES, assert_golden, expected, requests
 from tests.other_weights import other_weights
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
 
 
 def engine_of(ranks: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
@@ -49,7 +49,7 @@ def assert_every_mode(engine: Engine, name: str) -> None:
 
 
 #: a dense checkpoint and one with experts; the others are slow tests
-FAST = {GOLDEN_NAMES[2], LLADA2_NAME}
+FAST = {GOLDEN_NAMES[2], LLADA2_NAME, LLADA22_NAME}
 CHECKPOINTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 

@@ -195,6 +195,23 @@ def test_stop_ends_the_request_and_keeps_the_steps_so_far(open_page, serve):
         page.wait(lambda: backend.live == 0)
 
 
+def test_cells_move_with_their_tokens(open_page, serve):
+    """The second token is deleted, and a new one comes at the end."""
+    revealed = [(position, position, 0.5) for position in range(4)]
+    steps: tuple[Any, ...] = (
+        {"block": 0, "kind": "denoise", "revealed": revealed, "revoked": [], "drafted": [], "accepted": 0},
+        {"block": 0, "kind": "denoise", "revealed": [(3, 9, 0.5)], "revoked": [1], "drafted": [], "accepted": 0}
+        | {"moved": [0, 2, 3, -1]},
+    )
+    texts = {token: f"t{token} " for token in (0, 1, 2, 3, 9)}
+    answer = (Chunk(0, "t0 t2 t3 t9 ", (0, 2, 3, 9), STATS), Ending("length", 3, 4, STATS))
+    page = open_page(serve(Scripted(Progress(0, 0, steps, texts, 0, 0.001), *answer)))
+    page.fill("anything")
+    page.run()
+    assert page.answer() == page.flow() == "t0 t2 t3 t9 "
+    assert page.seek(1)["states"] == page.seek(2)["states"] == ["backbone"] * 4
+
+
 def test_errors_are_shown_as_the_api_words_them(open_page, serve):
     """Before the first block with the time to try again, and in the midst with the blocks that came."""
     backend = Scripted(QueueFull("the queue is full", retry_after=3.0))

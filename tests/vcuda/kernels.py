@@ -15,6 +15,7 @@ from service.decode.policy import Prediction
 from service.decode.rules import entropy_bounded
 from service.engine.forward.logits_sampler import _FIRST, _SECOND, _STEP, gumbel
 from service.engine.forward.rows import CONFIDENCE, ENTROPY
+from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
 
@@ -79,16 +80,18 @@ def find_likeliest(*_, **__):
     """`sample` looks itself."""
 
 
-def sample(grid, logits, param_table, work, out, width, stride, mask_token, *, NOISE, MIN_P, **_):
+def sample(grid, logits, param_table, work, out, width, stride, mask_token, *unsampled, NOISE, MIN_P, **_):
     temperature = param_table[:, 0].contiguous().view(torch.float32)[:, None]
     scaled, read = logits.float() / temperature, logits.float() / temperature.clamp(min=1)
     work[:, 0] = read.logsumexp(-1)
     scores = scaled.clone()
     scores[:, mask_token] = -torch.inf
+    for token in unsampled:
+        scores[(param_table[:, 1] & RESTRICTED) > 0, token] = -torch.inf
     if MIN_P:
         least = scores.amax(-1) + param_table[:, 5].contiguous().view(torch.float32)
         scores[scores < least[:, None]] = -torch.inf
-    noisy = (param_table[:, 1] > 0).nonzero()[:, 0]
+    noisy = (param_table[:, 1] & NOISY).nonzero()[:, 0]
     if NOISE and len(noisy):
         scores[noisy] += gumbel(param_table[noisy, 2:4].long() & 0xFFFFFFFF, torch.arange(width))
     token = torch.where(param_table[:, 4] < 0, scores.argmax(-1), param_table[:, 4].long())

@@ -2,13 +2,17 @@
 
 LLaDA2.1 is trained for it. The definition is `JointThreshold` of SGLang (`srt/dllm/algorithm/joint_threshold.py` at
 commit cabd454, without `penalty_lambda`), which chooses the same tokens as `generate` of LLaDA2.1 (`editing_threshold`,
-`max_post_steps`) with `num_to_transfer` 1. One thing differs: no position gets the mask token.
+`max_post_steps`) with `num_to_transfer` 1. One thing differs: no position gets the mask token. LLaDA2.2 may insert and
+delete tokens, too (`service/decode/insertions.py`).
 """
 
 from typing import Annotated, ClassVar
 
+from msgspec import structs
+
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas
+from service.decode.insertions import decode_with_insertions
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.mode import DecodingMode
 from service.decode.modes.plain_modes import Dynamic
@@ -25,6 +29,7 @@ class Edit(DecodingMode, frozen=True):
     """Dynamic; a token with confidence > `edit_threshold` also replaces another one that stands at its position."""
 
     name: ClassVar[str] = "edit"
+    moves_tokens: ClassVar[bool] = True
     threshold: Annotated[float, THRESHOLD] = 0.7
     edit_threshold: Annotated[float, _EDIT_THRESHOLD] = 0.5
     max_post_edit_steps: Annotated[int, _MAX_POST_EDIT_STEPS] = 16
@@ -40,6 +45,9 @@ class Edit(DecodingMode, frozen=True):
         """
         if canvas.grammar is not None:
             yield from Dynamic(self.threshold).decode(canvas)
+            return
+        if canvas.edit_tokens is not None:
+            yield from decode_with_insertions(canvas, canvas.edit_tokens, *structs.astuple(self))
             return
         answer, full = canvas.block.masked, list[Block]()  # positions; the full states so far
         while len(full) < self.max_post_edit_steps or not canvas.block.complete:

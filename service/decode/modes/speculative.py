@@ -200,7 +200,7 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
         gains.append((expected, len(accepted.get(number, ()))))
         if number not in accepted:
             drafted += picks
-    fields = ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes))
+    fields = ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes), ())
     canvas.record(new_tuple(Step, fields), block)
     return prediction
 

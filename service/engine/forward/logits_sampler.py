@@ -93,7 +93,8 @@ class TritonLogitsSampler:
         numbers = 1 + self._kernels.PART_NUMBERS * parts
         work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
-        sizes = width, logits.stride(0), self.mask_token_id
+        mask = self.mask_token_id
+        sizes = width, logits.stride(0), mask, *(batch.metadata.unsampled or (mask, mask))
         # at most one program for each part, about `_PROGRAMS` in all, with as many parts each
         parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
         grid = count, -(-parts // parts_of_program)
@@ -111,6 +112,8 @@ class TritonLogitsSampler:
         """The kernel's parameters of each position, `[M, 6]`. `min_logit` `[M]`: as in `SamplingMetadata`."""
         params = drawing_params(batch, self._kernels.NUM_PARAMS)
         params[:, 1] *= self._kernels.NOISY
+        if batch.metadata.unsampled:
+            params[:, 1] += self._kernels.RESTRICTED * batch.metadata.restricted[batch.row]
         params[:, 4] = batch.token
         if min_logit is not None:
             params[:, 5] = min_logit.view(np.int32)
@@ -190,9 +193,9 @@ def choose_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences and log-probabilities (float32).
 
-    The mask token is never chosen. With `candidates` the logits are the candidates' logits `[M, C]`, without the mask
-    token, confidences count the weight of all other tokens, and log-probabilities are 0. `logits` may be overwritten.
-    `keys`: see `sample`.
+    The mask token and `Row.unsampled` are never chosen. With `candidates` the logits are the candidates' logits
+    `[M, C]`, without the mask token, confidences count the weight of all other tokens, and log-probabilities are 0.
+    `logits` may be overwritten. `keys`: see `sample`.
     """
     tables, is_cold = PackedTables(logits.device), bool((batch.temperature < 1).any())
     draw, divide = _plan_draw(batch, tables, keys), plan_division(batch.rule_temperature, tables)
@@ -214,6 +217,20 @@ def choose_tokens(
     return tokens, logprobs.exp(), _logprob(scaled, tokens, drawn_total) if is_cold else logprobs
 
 
+def plan_exclusion(batch: SamplingBatch, tables: PackedTables) -> Callable[[Tensor, int], None]:
+    """Plans the exclusion of the mask token, and of `Row.unsampled`: sets their scores `[M, V]` to -inf, in place."""
+    unsampled = batch.metadata.unsampled
+    if unsampled:
+        rows = tables.add(np.flatnonzero(batch.metadata.restricted[batch.row]))
+
+    def exclude(scores: Tensor, mask_token_id: int) -> None:
+        scores[:, mask_token_id] = -torch.inf
+        for token in unsampled:
+            scores[:, token].index_fill_(0, rows.tensor, -torch.inf)
+
+    return exclude
+
+
 def _plan_draw(
     batch: SamplingBatch, tables: PackedTables, keys: Tensor | None
 ) -> Callable[[Tensor, int | None, Tensor | None], Tensor]:
@@ -223,7 +240,7 @@ def _plan_draw(
     V]` or None, to the column of each row that is chosen, `[M]`. Without noise the logits are overwritten.
     """
     random = np.flatnonzero(batch.random)
-    is_random = len(random) > 0
+    is_random, exclude = len(random) > 0, plan_exclusion(batch, tables)
     if is_random:
         apply_filters = _plan_filters(batch, tables)
         noisy = tables.add(random)
@@ -233,7 +250,7 @@ def _plan_draw(
     def draw(scaled: Tensor, mask_token_id: int | None, candidates: Tensor | None) -> Tensor:
         scores = scaled.clone() if is_random else scaled
         if mask_token_id is not None:
-            scores[:, mask_token_id] = -torch.inf
+            exclude(scores, mask_token_id)
         if is_random:
             apply_filters(scores)
             rows, width = noisy.tensor, scores.shape[-1]

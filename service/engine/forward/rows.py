@@ -103,6 +103,7 @@ class Row(NamedTuple):
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False
+    unsampled: tuple[int, ...] = ()  # the tokens that are not chosen, beside the mask token: the model's edit tokens
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

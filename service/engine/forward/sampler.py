@@ -21,7 +21,7 @@ from service.decode.block import Pick, PositionLogprobs, new_tuple
 from service.decode.policy import Prediction
 from service.engine.forward.draft_vocabulary import DraftVocabulary, SamplePart
 from service.engine.forward.logit_adjustments import adjust_logits
-from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division
+from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division, plan_exclusion
 from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, plan_locate, plan_reveal, reveal_by_rules
@@ -196,7 +196,8 @@ class LogprobsCollector:
     """Collects the log-probabilities that requests want: of a position's top tokens and of the tokens they name.
 
     They are of the full softmax of the adjusted logits at the request's temperature, over the tokens that a grammar
-    allows. The mask token is not among the top ones. `parts`: the results on the device, of each group of positions.
+    allows. The mask token and `Row.unsampled` are not among the top ones. `parts`: the results on the device, of each
+    group of positions.
     """
 
     def __init__(self, batch: SamplingBatch, mask_token_id: int) -> None:
@@ -219,6 +220,7 @@ class LogprobsCollector:
             row[: len(request.token_ids)] = request.token_ids
         sent_indices, sent_ids = tables.add(indices), tables.add(ids)
         divide, is_cold = plan_division(selected.temperature, tables), bool((selected.temperature < 1).any())
+        exclude = plan_exclusion(selected, tables)
         divide_read = plan_division(selected.rule_temperature, tables) if is_cold else divide
         self._positions += zip(selected.flat.tolist(), (request for _, request in requests), strict=True)
 
@@ -226,7 +228,7 @@ class LogprobsCollector:
             values = logits[sent_indices.tensor].float()
             scores = divide(values).log_softmax(-1)
             by_id = scores.gather(-1, sent_ids.tensor)
-            scores[:, self._mask] = -torch.inf
+            exclude(scores, self._mask)
             highest, top = scores.topk(min(self._max_top, scores.shape[-1]))
             read = divide_read(values).log_softmax(-1).gather(-1, top) if is_cold else highest
             self.parts.append(torch.cat([by_id, top.int().view(torch.float32), highest, read.exp()], dim=1))

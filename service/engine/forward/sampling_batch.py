@@ -41,6 +41,8 @@ class SamplingMetadata:
     block. `revealed`: its number of revealed tokens. `entropy`: whether any row needs entropies. `masks`, `logprobs`:
     `Row.mask` and `Row.logprobs` by row, where they are not None. `adjustments`: `Row.adjustments` of all rows, in
     order. `first_adjustment`: the index in them of a row's first adjustment, -1 for none; None if no row has any.
+    `unsampled`: the tokens of `Row.unsampled`, a model's, the same in every row that has any. `restricted`: whether a
+    row has them.
     """
 
     def __init__(self, rows: Sequence[Row], length: int, shift: int = 0) -> None:
@@ -99,6 +101,14 @@ class SamplingMetadata:
     @cached_property
     def entropy(self) -> bool:
         return any(row.entropy for row in self.rows)
+
+    @cached_property
+    def unsampled(self) -> tuple[int, ...]:
+        return max(row.unsampled for row in self.rows)
+
+    @cached_property
+    def restricted(self) -> NDArray[np.bool_]:
+        return np.array([bool(row.unsampled) for row in self.rows])
 
     @cached_property
     def masks(self) -> dict[int, NDArray[np.uint8]]:

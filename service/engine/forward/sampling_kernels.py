@@ -17,11 +17,14 @@ _NO_TOKEN = tl.constexpr(2147483647)
 NUM_PARAMS = 6
 #: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
 NOISY = 1 << 16
+#: and this bit whether the two tokens FIRST and SECOND may not be chosen
+RESTRICTED = 1 << 17
 #: the numbers of a part: the highest logit, the sum of exponentials below it, the sum of these times the logits, the
 #: best score of the program so far, its token's bits, the sum of exponentials at a temperature below 1, and the highest
 #: logit that may be chosen
 PART_NUMBERS = 7
-_PARAMS, _NOISY, _NUMBERS = tl.constexpr(NUM_PARAMS), tl.constexpr(NOISY), tl.constexpr(PART_NUMBERS)
+_PARAMS, _NUMBERS = tl.constexpr(NUM_PARAMS), tl.constexpr(PART_NUMBERS)
+_NOISY, _RESTRICTED = tl.constexpr(NOISY), tl.constexpr(RESTRICTED)
 
 
 @triton.jit
@@ -98,6 +101,13 @@ def _load_part(row, V, part, temperature, PART: tl.constexpr, NOISE: tl.constexp
 
 
 @triton.jit
+def _possible(token, there, flags, MASK_TOKEN, FIRST, SECOND):
+    """Whether tokens may be chosen. `flags`: the position's number with `RESTRICTED`."""
+    is_free = (flags & _RESTRICTED) == 0
+    return there & (token != MASK_TOKEN) & (is_free | ((token != FIRST) & (token != SECOND)))
+
+
+@triton.jit
 def _parts_of_program(PARTS):
     """The first part of a program, and the end of its parts."""
     count = tl.cdiv(PARTS, tl.num_programs(1))
@@ -106,29 +116,35 @@ def _parts_of_program(PARTS):
 
 
 @triton.jit
-def find_likeliest(logits, param_table, work, V, V_STRIDE, MASK_TOKEN, PART: tl.constexpr, PARTS: tl.constexpr):
+def find_likeliest(
+    logits, param_table, work, V, V_STRIDE, MASK_TOKEN, FIRST, SECOND, PART: tl.constexpr, PARTS: tl.constexpr
+):
     """The highest logit of each part that may be chosen. Grid and arguments are those of `sample`."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE
     numbers = work + index * (1 + _NUMBERS * PARTS) + 1
     temperature = tl.load(param_table + index * _PARAMS).to(tl.float32, bitcast=True)
+    flags = tl.load(param_table + index * _PARAMS + 1)
     first_part, end = _parts_of_program(PARTS)
     for part in tl.range(first_part, end, num_stages=3):
         token, there, read = _load_part(row, V, part, temperature, PART, True)
-        highest = tl.max(tl.where(there & (token != MASK_TOKEN), read, LOWEST), 0)
+        possible = _possible(token, there, flags, MASK_TOKEN, FIRST, SECOND)
+        highest = tl.max(tl.where(possible, read, LOWEST), 0)
         tl.store(numbers + (_NUMBERS - 1) * PARTS + part, _drawn(highest, temperature))
 
 
 @triton.jit
 def sample(
     logits,  # [M, V], V_STRIDE numbers from row to row
-    param_table,  # [M, 6] int32: temperature's bits, noise and finished programs, two words of the noise's key, token
+    param_table,  # [M, 6] int32: temperature's bits, flags and finished programs, two words of the noise's key, token
     #               or -1, the bits of min-p's logarithm
     work,  # [M, 1 + 7 PARTS] float32: the logsumexp of the logits that rules read, then the numbers of the parts
     out,  # [M, 4] float32: the token's bits, confidence, entropy, log-probability at the temperature
     V,
     V_STRIDE,
     MASK_TOKEN,
+    FIRST,
+    SECOND,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_PAD: tl.constexpr,
@@ -142,7 +158,8 @@ def sample(
     numbers = work + index * (1 + _NUMBERS * PARTS) + 1
     lane = tl.arange(0, PARTS_PAD)
     temperature = tl.load(param).to(tl.float32, bitcast=True)
-    noisy = tl.load(param + 1) >= _NOISY
+    flags = tl.load(param + 1)
+    noisy = (flags & _NOISY) != 0
     first = tl.load(param + 2).to(tl.uint32, bitcast=True)
     second = tl.load(param + 3).to(tl.uint32, bitcast=True)
     if MIN_P:
@@ -168,7 +185,7 @@ def sample(
             if noisy:
                 most += MOST_NOISE
         if most > best:
-            possible = there & (token != MASK_TOKEN)
+            possible = _possible(token, there, flags, MASK_TOKEN, FIRST, SECOND)
             if MIN_P:
                 possible = possible & (_drawn(read, temperature) >= threshold)
             if NOISE and noisy:

@@ -34,7 +34,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "routed_scaling_factor", "n_group", "topk_group"), (1,)),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "scale_depth", "scale_emb"), (1,)),
     **dict.fromkeys(("logit_scale", "logits_scaling"), (1,)),
-    "expert_capacity": (0,),  # LLaDA2.2's router: a block's tokens share so many experts
+    "expert_capacity": (0,),  # the experts that a block's tokens share, of LLaDA2.2's router
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier", "clip_qkv"), ()),
     **dict.fromkeys(("attention_chunk_size", "no_rope_layers", "query_pre_attn_scalar"), ()),
     **dict.fromkeys(("score_function", "scoring_func"), ("softmax",)),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from service.errors import CheckpointError
-from service.model.config import ExpertsConfig, GroupsConfig, ModelConfig
+from service.model.config import ExpertsConfig, GroupsConfig, ModelConfig, PoolConfig
 from service.model.families import qwen3
 from service.model.weight_mapping import ShardDim, WeightMapping, WeightSlice, prefixed, stacked
 
@@ -38,6 +38,7 @@ _REQUIRED: Mapping[str, Any] = {
     "norm_topk_prob": True,
     "score_function": "sigmoid",
 }
+_EDIT_KEYS = ("delete_token_id", "split_token_id")
 #: our names -> the published ones
 _NAMES: Mapping[str, str] = {
     "embed_tokens.": "word_embeddings.",
@@ -52,7 +53,15 @@ class Llada2Moe(qwen3.ModelFamily):
     """The family `llada2_moe`. MRP's layers, if there are any, are Qwen3's, with the same rotation."""
 
     own_keys = frozenset(
-        {*_DEFAULTS, *_REQUIRED, "first_k_dense_replace", "moe_intermediate_size", "num_shared_experts"}
+        {
+            *_DEFAULTS,
+            *_REQUIRED,
+            *_EDIT_KEYS,
+            "expert_capacity",
+            "first_k_dense_replace",
+            "moe_intermediate_size",
+            "num_shared_experts",
+        }
     )
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
@@ -61,7 +70,16 @@ class Llada2Moe(qwen3.ModelFamily):
             if keys.get(key, required) != required:
                 raise CheckpointError(f"config.json: {key} is {keys[key]!r}, only {required!r} is supported")
         config = qwen3.read_config(keys, block_size, _experts(keys))
-        return replace(config, rotary_dim=_rotary_dim(keys["partial_rotary_factor"], config.head_dim))
+        pool = config.experts and config.experts.limit
+        if isinstance(pool, PoolConfig) and config.block_size != pool.block_size:
+            raise CheckpointError(
+                f"block size {block_size} is not supported: the router was trained for blocks of {pool.block_size}"
+            )
+        return replace(
+            config,
+            rotary_dim=_rotary_dim(keys["partial_rotary_factor"], config.head_dim),
+            edit_token_ids=_edit_tokens(keys, config),
+        )
 
     def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         experts = config.experts
@@ -101,8 +119,32 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
         qwen3.positive(raw, "num_experts", qwen3.MAX_COUNT),
         qwen3.positive(raw, "num_experts_per_tok"),
     )
-    scale = qwen3.finite("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
-    groups = GroupsConfig(qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), scale)
+    inner = qwen3.positive(raw, "moe_intermediate_size")
+    shared = qwen3.optional(raw, "num_shared_experts", 0, qwen3.MAX_COUNT, least=0)
+    first = qwen3.optional(raw, "first_k_dense_replace", 0, least=0)
+    return ExpertsConfig(
+        num_experts=num_experts,
+        per_token=per_token,
+        intermediate_size=inner,
+        layers=frozenset(range(first, qwen3.positive(raw, "num_hidden_layers"))),
+        normalized=per_token > 1,
+        shared_size=shared * inner,
+        limit=_pool(raw, num_experts, per_token) or _groups(raw, num_experts, per_token),
+    )
+
+
+def _pool(raw: Mapping[str, Any], num_experts: int, per_token: int) -> PoolConfig | None:
+    """The pool of LLaDA2.2's blocks. Its config.json still has the groups of LLaDA2.1, which nothing reads."""
+    capacity = qwen3.optional(raw, "expert_capacity", 0, qwen3.MAX_COUNT, least=0)
+    if not capacity:
+        return None
+    if not per_token <= capacity <= num_experts:
+        raise CheckpointError(f"config.json: expert_capacity is {capacity}, allowed are {per_token} to {num_experts}")
+    return PoolConfig(capacity, qwen3.positive(raw, "block_size"), _scale(raw))
+
+
+def _groups(raw: Mapping[str, Any], num_experts: int, per_token: int) -> GroupsConfig:
+    groups = GroupsConfig(qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), _scale(raw))
     if num_experts % groups.num_groups or num_experts < 2 * groups.num_groups:
         raise CheckpointError(
             f"config.json: n_group is {groups.num_groups}, expected a divisor of the {num_experts} experts that leaves "
@@ -116,18 +158,24 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
             f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {in_groups}: "
             f"{groups.per_token} of {groups.num_groups} groups have so many experts"
         )
-    inner = qwen3.positive(raw, "moe_intermediate_size")
-    shared = qwen3.optional(raw, "num_shared_experts", 0, qwen3.MAX_COUNT, least=0)
-    first = qwen3.optional(raw, "first_k_dense_replace", 0, least=0)
-    return ExpertsConfig(
-        num_experts=num_experts,
-        per_token=per_token,
-        intermediate_size=inner,
-        layers=frozenset(range(first, qwen3.positive(raw, "num_hidden_layers"))),
-        normalized=per_token > 1,
-        shared_size=shared * inner,
-        groups=groups,
-    )
+    return groups
+
+
+def _scale(raw: Mapping[str, Any]) -> float:
+    return qwen3.finite("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
+
+
+def _edit_tokens(raw: Mapping[str, Any], config: ModelConfig) -> tuple[int, int] | None:
+    """The tokens of LLaDA2.2 that delete a position and split one. None if config.json has neither."""
+    if all(raw.get(key) is None for key in _EDIT_KEYS):
+        return None
+    delete, split = (qwen3.optional(raw, key, -1, config.vocab_size - 1, least=0) for key in _EDIT_KEYS)
+    if delete == split or {-1, config.mask_token_id, *config.eos_token_ids} & {delete, split}:
+        raise CheckpointError(
+            f"config.json: delete_token_id is {raw.get(_EDIT_KEYS[0])} and split_token_id {raw.get(_EDIT_KEYS[1])}, "
+            "expected two tokens that are neither the mask token nor an end token"
+        )
+    return delete, split
 
 
 def _rotary_dim(factor: object, head_dim: int) -> int:

@@ -17,12 +17,16 @@ GREEDY = SamplingParams()
 
 
 class Position(NamedTuple):
-    """A position behind `revealed` tokens of its block. `token`: the token that is rescored."""
+    """A position behind `revealed` tokens of its block. `token`: the token that is rescored.
+
+    `unsampled`: as of `Row`.
+    """
 
     sampling: SamplingParams = GREEDY
     position: int = 0
     revealed: int = 0
     token: int | None = None
+    unsampled: tuple[int, ...] = ()
 
 
 def batch_of(*positions: Position) -> SamplingBatch:
@@ -30,7 +34,8 @@ def batch_of(*positions: Position) -> SamplingBatch:
     rows = []
     for sampled in positions:
         state = Block((5,) * sampled.revealed + (MASKED,))
-        rows.append(Row(state, sampled.position, (), writes_kv=False, sampling=sampled.sampling, entropy=True))
+        row = Row(state, sampled.position, (), writes_kv=False, sampling=sampled.sampling, entropy=True)
+        rows.append(row._replace(unsampled=sampled.unsampled))
     tokens = np.array([-1 if sampled.token is None else sampled.token for sampled in positions])
     indices = np.arange(len(rows))
     return SamplingBatch(SamplingMetadata(rows, 1), indices, np.zeros_like(indices), tokens)

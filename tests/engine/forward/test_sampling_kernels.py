@@ -169,6 +169,25 @@ def test_min_p_counts_from_the_likeliest_token_that_may_be_chosen(device: str) -
     assert sampled[:, 0].tolist() == choose_tokens(logits.clone(), batch, 0)[0].tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_unsampled_tokens_are_chosen_in_other_rows_only(device: str, temperature: float) -> None:
+    """They are the likeliest, and min-p counts from the likeliest one that may be chosen. Confidences stay."""
+    logits = torch.full((64, 300), -3.0, device=device)
+    logits[:, 0], logits[:, 4], logits[:, 250], logits[:, 77] = 20.0, 9.0, 9.0, 4.0
+    positions = [
+        Position(SamplingParams(temperature, seed=seed, min_p=0.5, top_k=seed % 3), unsampled=(4, 250) * (seed % 2))
+        for seed in range(64)
+    ]
+    batch = batch_of(*positions)
+    sampled, _ = sample_by(TritonLogitsSampler(0), logits, batch)
+    wanted, _ = sample_by(TorchLogitsSampler(0), logits.clone(), batch)
+    assert set(sampled[1::2, 0].tolist()) == {77}
+    assert set(sampled[::2, 0].tolist()) == ({4} if temperature == 0 else {4, 250})
+    torch.testing.assert_close(sampled, wanted, rtol=2e-5, atol=2e-5)
+    alone, _ = sample_by(TritonLogitsSampler(0), logits[1:2], batch.select(np.array([1])))
+    assert torch.equal(alone[0], sampled[1])
+
+
 def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -> None:
     logits = torch.full((1, 300), -80.0, device=device)
     logits[0, 4] = 80.0

@@ -106,6 +106,7 @@ export class Tape {
       if (step.revoked.includes(position)) return { ...cell, state: "revoked", fresh: true, history: this.#told(cell, "revoked", step) };
       return cell.state === "draft" ? { ...MASKED, history: cell.history } : cell;
     });
+    if (step.moved) this.cells = step.moved.map((source) => this.cells[source] ?? MASKED);
   }
 
   #write([position, token, confidence], state, text, step) {
