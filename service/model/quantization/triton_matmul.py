@@ -193,11 +193,11 @@ _WIDE = (
 )
 #: of 8-bit weights and wide activations, the right operand. Their costs are a model's, not measured
 _WIDENED = (
-    Tiling(16, 64, 128, 4, 4, 2, 0.15),
-    Tiling(64, 32, 256, 4, 3, 1, 0.088),
-    Tiling(64, 64, 128, 4, 3, 2, 0.233),
-    Tiling(64, 128, 64, 4, 4, 3, 0.56),
-    Tiling(128, 64, 128, 8, 3, 1, 0.206),
+    Tiling(16, 64, 128, 4, 4, 1, 0.07),
+    Tiling(64, 32, 256, 4, 3, 1, 0.09),
+    Tiling(64, 64, 128, 4, 3, 1, 0.151),
+    Tiling(64, 128, 64, 4, 4, 2, 0.374),
+    Tiling(128, 64, 128, 8, 3, 1, 0.208),
     Tiling(128, 128, 64, 8, 3, 2, 0.56),
 )
 #: of products that are scaled step by step: all are equally deep. Their costs are guesses, not measured
