@@ -58,13 +58,14 @@ class Binary:
     """The binary that a launch takes. `hash`: Triton's name of it. `shared_bytes`: shared memory of a program.
 
     `products`: PTX's instructions of tensor cores in it, without their sizes. `running`: how many of their groups may
-    still run when a loop begins again.
+    still run when a loop begins again. `from_registers`: whether one of them reads an operand from registers meanwhile.
     """
 
     hash: str
     shared_bytes: int
     products: frozenset[str]
     running: int
+    from_registers: bool
 
 
 class Launcher:
@@ -159,7 +160,8 @@ class _Device:
             raise ValueError(f"{name} was not started: its grid {launch.grid} has no program")
         ptx = compiled.asm["ptx"]
         products = frozenset(re.findall(r"wgmma\.mma_async|mma\.sync", ptx))
-        return Binary(compiled.hash, compiled.metadata.shared, products, _running(ptx))
+        from_registers = re.search(r"wgmma\.mma_async\S+\s+\{[^}]*\},\s*\{", ptx) is not None
+        return Binary(compiled.hash, compiled.metadata.shared, products, _running(ptx), from_registers)
 
 
 def _running(ptx):

@@ -62,7 +62,8 @@ def launched_kernels(shape, block_size, weights, capability):
 def test_kernels_of_published_models_are_launched(shape, block_size, weights, capability):
     """The start of an engine launches each kernel in each variant: noise, filters, drafts, written pages, sizes."""
     kernels = launched_kernels(shape, block_size, weights, capability)
-    assert {"attend", "rotate_heads", "sum_norm", "silu_times", "sample", "choose_candidate"} <= kernels
+    assert {"attend", "rotate_heads", "sum_norm", "silu_times", "sample"} <= kernels
+    assert ("choose_candidate" in kernels) is not shape.startswith("fast-dllm")  # sub-blocks have no draft candidates
     assert ("multiply" in kernels) is (weights in QUANT_SCHEMES)
 
 
@@ -79,25 +80,34 @@ def test_a_product_takes_two_kernels_at_most(scheme):
     )
 
 
-@pytest.mark.parametrize("weights", fast_only("fp8".__eq__, [*QUANT_SCHEMES, "bfloat16"]))
-def test_every_tile_of_a_product_takes_the_same_instruction(weights, monkeypatch):
+@pytest.mark.parametrize(
+    ("weights", "groups"),
+    fast_rows(
+        lambda weights, groups: weights in ("fp8", "int8") and groups == 1,
+        [*((weights, 1) for weights in (*QUANT_SCHEMES, "bfloat16")), ("int8", 32), ("fp8", 32)],
+    ),
+)
+def test_every_tile_of_a_product_takes_the_same_instruction(weights, groups, monkeypatch):
     """Of an H100's tensor cores. The sums of another one have other bits (`triton_matmul.py`).
 
-    Weights that become wide do so in registers, which the next step of the loop overwrites: no product may run on then.
+    The next step of the loop overwrites registers of operands: no product that reads them may run on then.
     """
     scheme, used = QUANT_SCHEMES.get(weights), []
     kinds = (scheme.dtype, scheme.activations) if scheme else ("bfloat16", False)
     values = without_numbers(4096, 4096, dtype=getattr(torch, kinds[0]))
     numbers = values if kinds[1] else without_numbers(1, 4096)
-    for tiling in triton_matmul.tilings_of(numbers, values, 1):
+    with virtual_cuda(shapes_only=True):
+        tilings = triton_matmul.tilings_of(numbers, values, groups)
+    for tiling in tilings:
         monkeypatch.setattr(triton_matmul, "tilings_of", lambda *_, only=tiling: (only,))
         with virtual_cuda(shapes_only=True) as device, torch.inference_mode():
-            rows, scales = without_numbers(64, 4096), without_numbers(4096, 1) if scheme else None
+            rows, scales = without_numbers(64, 4096), without_numbers(4096, groups) if scheme else None
             triton_matmul.product(rows, values, scales, activations=kinds[1])
         used += [binary for binary in device.binaries.values() if binary.products]
     assert [binary.products for binary in used] == [{"wgmma.mma_async"}] * len(used)
     assert len(used) >= 4
-    assert any(binary.running for binary in used) is (weights in ("fp8", "bfloat16"))
+    assert any(binary.running for binary in used) is ((weights, groups) in (("fp8", 1), ("bfloat16", 1)))
+    assert all(binary.from_registers is (weights == "int8" and groups > 1) for binary in used)
 
 
 def test_every_kernel_of_the_service_is_launched():

@@ -2,12 +2,13 @@
 
 A program has STEP rows of a matrix and TILE rows of activations. It walks over all of K and keeps its sums in one
 accumulator. So an element is summed in the order of K, whatever the tiles: its bits do not depend on the number of
-rows. On Hopper tiles have at least 64 rows of the matrix, the left operand, so every tile takes the same instruction
-(`wgmma` of 64 x n). Memory is read once and in 8 bits: programs with the same rows of the matrix start together.
+rows. On Hopper tiles have at least 64 rows of the left operand, so every tile takes the same instruction (`wgmma` of
+64 x n). Memory is read once and in 8 bits: programs with the same rows of the matrix start together.
 
-Products of 8-bit weights and wide activations are scaled step by step, as those with several scales for a row. Steps
-are then equally deep in all tiles. If a step's product stayed in the accumulator, Triton 3.6 would fill the registers
-of the next step's weights while tensor cores may still read them (dev/lab/gpu.md).
+The left operand is the matrix, so 16 rows of activations are no padded tile. 8-bit weights of wide activations are the
+right operand: they become wide on the way to shared memory. As the left operand they would stay in registers, which
+Triton 3.6 fills for the next step while tensor cores may still read them (dev/lab/gpu.md). Several scales for a row
+end that: each step's product is scaled before the next step. Steps are then equally deep in all tiles.
 
 With 8-bit activations one kernel quantizes the rows. The product is then one of 8-bit tensor cores, scaled at the end.
 Sums of int8 products are exact. Those of e4m3 products stay in the tensor cores, as `use_fast_accum` of
@@ -67,6 +68,7 @@ def multiply(
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
     SCALED: tl.constexpr,
+    SWAPPED: tl.constexpr,
     EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     WIDE: tl.constexpr,
@@ -74,8 +76,9 @@ def multiply(
     """Grid: tiles of activations, tiles of a matrix.
 
     EVEN: K is a multiple of DEPTH. SCALED: each step's product is scaled before it is added; so a row of a matrix may
-    have several scales, each for GROUP columns, a multiple of DEPTH. EXPERTS: the number E of matrices, each for some
-    of the rows, or 0 for one matrix. WIDE multiplies and sums in float64, for Triton's interpreter.
+    have several scales, each for GROUP columns, a multiple of DEPTH. SWAPPED: the matrix is the right operand, and
+    missing rows of activations are not read. EXPERTS: the number E of matrices, each for some of the rows, or 0 for one
+    matrix. WIDE multiplies and sums in float64, for Triton's interpreter.
     """
     tile = tl.program_id(0)
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
@@ -86,25 +89,29 @@ def multiply(
         line += matrix.to(tl.int64) * N
         limit = tl.where(first < last, K, 0)
     row = first + tl.arange(0, TILE)
-    depth = tl.arange(0, DEPTH)
+    present, depth = (row < last)[None, :], tl.arange(0, DEPTH)
     inputs_at = x + tl.minimum(row, M - 1)[None, :].to(tl.int64) * K + depth[:, None]
     bits_at = values + line[:, None] * K + depth[None, :]
     real: tl.constexpr = tl.float64 if WIDE else tl.float32
     exact: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else real
-    total = tl.zeros((STEP, TILE), real if SCALED else exact)
+    total = tl.zeros((TILE, STEP) if SWAPPED else (STEP, TILE), real if SCALED else exact)
     for start in range(0, limit, DEPTH):
         if EVEN:
-            inputs, bits = tl.load(inputs_at + start), tl.load(bits_at + start)
+            inputs = tl.load(inputs_at + start, present, 0.0) if SWAPPED else tl.load(inputs_at + start)
+            bits = tl.load(bits_at + start)
         else:
-            inputs = tl.load(inputs_at + start, start + depth[:, None] < K, 0.0)
-            bits = tl.load(bits_at + start, start + depth[None, :] < K, 0.0)
+            within = start + depth < K
+            inputs = tl.load(inputs_at + start, present & within[:, None], 0.0)
+            bits = tl.load(bits_at + start, within[None, :], 0.0)
         if SCALED:
             scale = tl.load(scales + line * (K // GROUP) + start // GROUP).to(tl.float32)
-            total += _dot(bits, inputs, tl.zeros((STEP, TILE), exact), WIDE) * scale[:, None]
+            total += _dot(bits, inputs, tl.zeros((STEP, TILE), exact), inputs.dtype, WIDE) * scale[:, None]
+        elif SWAPPED:
+            total = _dot(tl.trans(inputs), tl.trans(bits), total, inputs.dtype, WIDE)
         else:
-            total = _dot(bits, inputs, total, WIDE)
+            total = _dot(bits, inputs, total, inputs.dtype, WIDE)
 
-    numbers = total.to(tl.float32)
+    numbers = (tl.trans(total) if SWAPPED else total).to(tl.float32)
     if x_scales is not None:
         numbers *= tl.load(x_scales + row, row < last, 0.0)[None, :]
     if scales is not None and not SCALED:
@@ -114,13 +121,13 @@ def multiply(
 
 
 @triton.jit
-def _dot(bits, inputs, total, WIDE: tl.constexpr):
-    """The product of two tiles on top of a total."""
+def _dot(left, right, total, dtype: tl.constexpr, WIDE: tl.constexpr):
+    """The product of two tiles, as numbers of a type, on top of a total."""
     if WIDE:  # by float32: the interpreter cannot widen the smallest e4m3 at once
-        wide_bits, wide_inputs = bits.to(tl.float32).to(tl.float64), inputs.to(tl.float32).to(tl.float64)
-        total += tl.dot(wide_bits, wide_inputs, out_dtype=tl.float64).to(total.dtype)
+        wide_left, wide_right = left.to(tl.float32).to(tl.float64), right.to(tl.float32).to(tl.float64)
+        total += tl.dot(wide_left, wide_right, out_dtype=tl.float64).to(total.dtype)
     else:
-        total = tl.dot(bits.to(inputs.dtype), inputs, total, input_precision="ieee", out_dtype=total.dtype)
+        total = tl.dot(left.to(dtype), right.to(dtype), total, input_precision="ieee", out_dtype=total.dtype)
     return total
 
 
@@ -184,6 +191,15 @@ _WIDE = (
     Tiling(128, 128, 64, 8, 4, 1, 0.273),
     Tiling(256, 128, 64, 8, 3, 1, 0.42),
 )
+#: of 8-bit weights and wide activations, the right operand. Their costs are a model's, not measured
+_WIDENED = (
+    Tiling(16, 64, 128, 4, 4, 1, 0.07),
+    Tiling(64, 32, 256, 4, 3, 1, 0.09),
+    Tiling(64, 64, 128, 4, 3, 1, 0.151),
+    Tiling(64, 128, 64, 4, 4, 2, 0.374),
+    Tiling(128, 64, 128, 8, 3, 1, 0.208),
+    Tiling(128, 128, 64, 8, 3, 2, 0.56),
+)
 #: of products that are scaled step by step: all are equally deep. Their costs are guesses, not measured
 _SCALED = (
     Tiling(16, 64, 128, 4, 6, 1, 0.15),
@@ -199,28 +215,31 @@ def tilings_of(numbers: Tensor, values: Tensor, groups: int) -> tuple[Tiling, ..
     """The possible sizes of a product of activations `[M, K]` and matrices `[..., N, K]`, the smallest first."""
     if numbers.element_size() > 2:
         return _FLOAT32
-    if _is_scaled(numbers, values, groups):
+    if groups > 1:
         return _SCALED
+    if numbers.dtype != values.dtype:
+        return tuple(tiling for tiling in _WIDENED if tiling.tile >= _device(numbers.device).least_tile)
     return {torch.int8: _INT8, torch.float8_e4m3fn: _E4M3}.get(numbers.dtype, _WIDE)
 
 
-def _is_scaled(numbers: Tensor, values: Tensor, groups: int) -> bool:
-    return groups > 1 or numbers.dtype != values.dtype
-
-
 class _Device(NamedTuple):
-    """The multiprocessors of a device, and the shared memory of a program in bytes."""
+    """The multiprocessors of a device, and the shared memory of a program in bytes.
+
+    `least_tile`: the fewest rows of a left operand with which every tile takes the same instruction.
+    """
 
     processors: int
     shared_bytes: int
+    least_tile: int
 
 
 def _device(device: torch.device) -> _Device:
     """An H100 stands for Triton's interpreter."""
     if device.type != "cuda":
-        return _Device(132, 227 * 1024)
+        return _Device(132, 227 * 1024, least_tile=64)
     properties = torch.cuda.get_device_properties(device)
-    return _Device(properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 99 * 1024))
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
+    return _Device(properties.multi_processor_count, shared_bytes, 64 if properties.major in (9, 10) else 16)
 
 
 def _grid(tiling: Tiling, count: int, width: int, experts: int) -> tuple[int, int]:
@@ -264,12 +283,14 @@ def product(
     tiling = min(tilings_of(numbers, values, groups), key=cost)
     step_depth = tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth)
     stage_bytes = step_depth * (tiling.tile * numbers.element_size() + tiling.step * values.element_size())
+    swapped = groups == 1 and numbers.dtype != values.dtype
+    loads_bytes = device.shared_bytes - swapped * step_depth * tiling.step * numbers.element_size()
     out = rows.new_empty(count, width)
     multiply[_grid(tiling, count, width, experts)](
         numbers, row_scales, values, scales, out, rows if ends is None else ends, count, width, depth, depth // groups,
         TILE=tiling.tile, STEP=tiling.step, DEPTH=step_depth, EVEN=depth % step_depth == 0,
-        SCALED=_is_scaled(numbers, values, groups), EXPERTS=experts,
-        EXPERTS_PAD=triton.next_power_of_2(max(1, experts)), WIDE=rows.device.type == "cpu", num_warps=tiling.warps,
-        num_stages=max(1, min(tiling.stages, device.shared_bytes // stage_bytes)),
+        SCALED=groups > 1, SWAPPED=swapped, EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(max(1, experts)),
+        WIDE=rows.device.type == "cpu", num_warps=tiling.warps,
+        num_stages=max(1, min(tiling.stages, loads_bytes // stage_bytes)),
     )  # fmt: skip
     return out
