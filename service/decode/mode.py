@@ -26,6 +26,7 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
     name: ClassVar[str]
     served_without_mrp: ClassVar[bool] = True  # whether a checkpoint without MRP can serve it
+    served_in_order: ClassVar[bool] = True  # whether a causal model can, which fills blocks from left to right
 
     @property
     def needs_mrp(self) -> bool:

@@ -25,6 +25,7 @@ class Edit(DecodingMode, frozen=True):
     """Dynamic; a token with confidence > `edit_threshold` also replaces another one that stands at its position."""
 
     name: ClassVar[str] = "edit"
+    served_in_order: ClassVar[bool] = False
     threshold: Annotated[float, THRESHOLD] = 0.7
     edit_threshold: Annotated[float, _EDIT_THRESHOLD] = 0.5
     max_post_edit_steps: Annotated[int, _MAX_POST_EDIT_STEPS] = 16
