@@ -18,6 +18,8 @@ LLADA2_NAME = "llada2-moe-random-d"
 DIFFCODER_NAME = "stable-diffcoder-random-e"
 #: Fast-dLLM v2's, with MRP
 FAST_DLLM_NAME = "fast-dllm-random-f"
+#: I-DLM's, trained a little, so that drafts are accepted
+I_DLM_NAME = "i-dlm-trained-g"
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import BlockEvent, Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.drafting.costs import StepCosts
 from service.engine.request import Sharing
 from service.model import Checkpoint
 from tests.engine.helpers import (
@@ -78,10 +79,11 @@ def assert_as_plain(
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 5), longest))
     requests += related_requests(rng, reference, rng.randint(2, 4))
     most = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
+    costs = rng.choice([FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])
     engine, runner = engine_over(
         lambda usual: WriteOnce(usual, checkpoint),
         checkpoint,
-        EngineDeps(costs=rng.choice([FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])),
+        EngineDeps(costs=costs if checkpoint.mrp else StepCosts(costs.backbone)),
         max_rows=size + 2 + more_rows,
         max_running=rng.randint(1, 6),
         max_prefill_tokens=prefill_tokens,
