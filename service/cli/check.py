@@ -163,7 +163,8 @@ def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, st
             return f"by the name {module.name} (docs/modules.md){f'; config.json says {value}' if differs else ''}"
         return "by config.json" if value is not None else "the default: config.json has no such key"
 
-    facts = {"block size": f"{config.block_size}, {source('block_size')}"}
+    size = "the default" if config.causal and options.block_size is None else source("block_size")
+    facts = {"block size": f"{config.block_size}, {size}"}
     if config.causal:
         facts["outputs"] = f"each predicts the next token, causally; {config.draft_masks} masks draft"
     elif config.shifted:

@@ -13,13 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.constraints.constraint import Constraint
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.drafting.costs import StepCosts
 from service.engine.request import ForwardCounts, LogprobsRequest
 from service.errors import CheckpointError, ModeNotAvailable
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
-from tests.engine.helpers import request_of
+from tests.engine.constrained import constrained, engine_of
+from tests.engine.helpers import CHEAP_ROWS, request_of
 from tests.engine.test_golden import expected, requests
 from tests.reference import Reference
 from tests.tiny import GOLDEN, I_DLM, I_DLM_NAME, golden, tiny_checkpoint, tiny_config
@@ -93,7 +96,7 @@ def test_plain_decoding_takes_a_forward_for_each_token(checkpoint: Checkpoint) -
 
 
 MODES = (
-    Static(), Speculative(), Speculative(0, 2), Speculative(0, 9), Speculative(verify="sequential"),
+    Static(), Speculative(), Speculative(0, 2), Speculative(0, 3), Speculative(verify="sequential"),
     Speculative(0, 2, verify="static", tokens_per_step=1),
 )  # fmt: skip
 
@@ -193,3 +196,21 @@ def test_answers_of_a_network_without_training_are_plain_ones() -> None:
         (done,) = engine.generate([request_of("x", prompt, Speculative(), 3 * SIZE)])
         tokens, forwards = published(Reference(model), prompt, 3 * SIZE)
         assert (list(done.token_ids), done.stats.forwards.denoise + done.stats.forwards.verify) == (tokens, forwards)
+
+
+def test_constrained_and_penalised_answers_are_those_of_plain_decoding() -> None:
+    """There a state depends on more than the text, so each drafted state has a row."""
+    engine = engine_of(I_DLM_NAME, StepCosts(CHEAP_ROWS.backbone))
+    modes = (Static(), Speculative(), Speculative(0, 3))
+    schema = Constraint.json({"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 6}, "response_format")
+    done = engine.generate(
+        [
+            constrained(I_DLM_NAME, str(number), schema, mode, SamplingParams(0.8, seed=3))
+            for number, mode in enumerate(modes)
+        ]
+    )
+    assert len({(completion.token_ids, completion.constraint_met) for completion in done}) == 1
+    sampling = SamplingParams(0.5, seed=4, repetition_penalty=1.5, logit_bias={40: 2.0})
+    prompt = expected(I_DLM_NAME)[2]["prompt_token_ids"]
+    done = engine.generate([request_of(str(n), prompt, mode, 30, sampling=sampling) for n, mode in enumerate(modes)])
+    assert len({completion.token_ids for completion in done}) == 1

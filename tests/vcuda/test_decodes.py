@@ -20,18 +20,18 @@ from tests.engine.test_golden import WIDE_NAMES
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, I_DLM_NAME, LLADA2_NAME
 from tests.vcuda import kernels
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
     engine = Engine(on_device(name), ALL_ON)
     decode_golden(engine, name)
-    if name in (*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME):
+    if name in (*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME):
         assert waits(device.counts) == []
         assert device.counts.replays > device.counts.captures > 0
     else:  # torch has no grouped product of float32 on CUDA: the host waits for the experts' tokens
@@ -101,11 +101,12 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device, temperature):
     ("name", "scheme"),
     fast_rows(
         lambda name, scheme: (
-            (name, scheme) in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8")]
+            (name, scheme)
+            in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8"), (I_DLM_NAME, "int8")]
         ),
         [
             (name, scheme)
-            for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+            for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
             for scheme in QUANT_SCHEMES
         ],
     ),
