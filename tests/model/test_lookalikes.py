@@ -146,7 +146,7 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
                 "family i_dlm",
                 "block size 8, the default",
                 "each predicts the next token, causally; 3 masks draft",
-                "modes static, dynamic, sequential, entropy, speculative loss",
+                "modes static, dynamic, sequential, entropy, speculative weights",
             ),
         ),
     ],
