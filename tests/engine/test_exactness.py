@@ -34,7 +34,7 @@ from tests.engine.helpers import (
 from tests.reference import Reference
 from tests.runners import engine_over
 from tests.thinned import fast_rows
-from tests.tiny import FAST_DLLM_NAME, GOLDEN_NAMES, golden
+from tests.tiny import FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
@@ -220,12 +220,13 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
 
 
-@pytest.mark.parametrize("name", [FAST, FAST_DLLM_NAME])
+@pytest.mark.parametrize("name", [FAST, FAST_DLLM_NAME, I_DLM_NAME])
 def test_a_continued_request_goes_on_as_if_nothing_had_happened(name: str) -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
     checkpoint = golden(name, torch.float64)
     count = 5 * checkpoint.config.block_size + 1
-    for mode in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
+    rules = Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Speculative(0, 3)
+    for mode in (*rules, Direct(2), Speculative(3), Remask(0.3)) if checkpoint.mrp else rules:
         sampling = SamplingParams(temperature=0.9, seed=3)
         whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=count)
         (done,) = Engine(checkpoint, SMALL).generate([whole])
