@@ -34,17 +34,19 @@ def verifies_chains(request: GenerationRequest, model: ModelConfig) -> bool:
 class _NextDrafts(NamedTuple):
     """Drafts of the next block's first tokens, if this block begins with `tokens`."""
 
-    tokens: tuple[int, ...]
-    picks: Sequence[Pick]
+    tokens: tuple[int, ...] = ()
+    read: Prediction | None = None
 
-    def of(self, block: Block) -> Sequence[Pick]:
-        return self.picks if block.tokens[: len(self.tokens)] == self.tokens else ()
+    def after(self, block: Block) -> Sequence[Pick]:
+        if self.read is None or block.tokens[: len(self.tokens)] != self.tokens:
+            return ()
+        return self.read.picks
 
 
 class CausalRequest(RunningRequest):
     """A running request for which `verifies_chains` holds. It decodes in turns."""
 
-    _next_drafts = _NextDrafts((), ())
+    _next_drafts = _NextDrafts()
 
     def allow_ahead(self, allowed: bool) -> None:
         """Drafts are known once the last forward is read."""
@@ -75,22 +77,20 @@ class CausalRequest(RunningRequest):
         first, last, crosses = query.states[0], query.states[-1], rows[-1].index > self._index
         end = size + rows[-1].state.num_leading if last.complete else last.num_leading  # of final tokens and drafts
         read = _joined(predictions, first.num_leading, end + 1 + self._num_drafts)
-        beyond = _from(read, size)
-        picks = self._next_drafts.of(self._canvas.block) if last.complete else beyond.picks
-        self._next_drafts = _NextDrafts(last.tokens[: last.num_leading], picks)
+        beyond = _slice(read, size - first.num_leading, len(read.positions), -size) if crosses else None
+        drafts = self._next_drafts.read if last.complete else beyond
+        self._next_drafts = _NextDrafts(last.tokens[: last.num_leading], drafts)
         self._send(_of_states(query.states, read))
-        if crosses and self.blocks.confirm(rows[-2]) and isinstance(self._query, Evaluate):
-            self._next_drafts = _NextDrafts((), ())
+        if beyond is not None and self.blocks.confirm(rows[-2]) and isinstance(self._query, Evaluate):
+            self._next_drafts = _NextDrafts()
             self._send(_of_states(self._query.states, beyond))
         return kinds
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        picks = self._next_drafts.of(self._canvas.block) if self._next_drafts.picks else ()
+        picks = () if self._next_drafts.read is None else self._next_drafts.after(self._canvas.block)
         super()._start_block(head)
-        self._canvas.ends, self._canvas.carried = (
-            self._answer_ends,
-            _drafts(self._canvas.block, self._before_end(picks)),
-        )
+        self._canvas.ends = self._answer_ends
+        self._canvas.carried = _drafts(self._canvas.block, self._before_end(picks))
         self._decoding = self.request.mode.decode(self._canvas)
 
     def _budget(self) -> DraftBudget:
@@ -126,7 +126,7 @@ class CausalRequest(RunningRequest):
             rows = [*rows[:-1], before._replace(sampling=request.sampling, logprobs=logprobs, opens_next=True)]
         if last.num_leading + self._num_drafts < size or index + 1 == len(pages):
             return [*rows, row]
-        drafts = self._next_drafts.of(self._canvas.block) if last.complete else ()
+        drafts = self._next_drafts.after(self._canvas.block) if last.complete else ()
         picks = self._before_end(drafts, size - self._head)
         following = Block((MASKED,) * size).reveal(picks)
         return [
@@ -138,10 +138,10 @@ class CausalRequest(RunningRequest):
 
 def _drafts(block: Block, picks: Iterable[Pick]) -> Mapping[Block, Draft]:
     """The states after a block, each with one more pick."""
-    drafts = dict[Block, Draft]()
+    drafts, likelihood = dict[Block, Draft](), 1.0
     for number, pick in enumerate(picks, 1):
-        block = block.reveal((pick,))
-        drafts[block] = Draft(number, (pick,))
+        block, likelihood = block.reveal((pick,)), likelihood * pick.confidence
+        drafts[block] = Draft(number, (pick,), likelihood)
     return drafts
 
 
@@ -155,18 +155,12 @@ def _joined(predictions: Iterable[Prediction], start: int, stop: int) -> Predict
     return new_tuple(Prediction, (range(start, start + len(tokens)), tokens, confidences, (), handles[0], *columns))
 
 
-def _from(read: Prediction, position: int) -> Prediction:
-    """The prediction from a position on, which is then the first one."""
-    skipped = max(0, position - read.positions[0])
-    return _slice(read, skipped, len(read.positions), -position)
-
-
 def _slice(read: Prediction, start: int, stop: int, moved: int = 0) -> Prediction:
+    """The values `start` to `stop`, at positions that are `moved`."""
     positions, tokens, confidences, _, handle, *columns = read
-    cut = [column[start:stop] for column in (tokens, confidences)], [column[start:stop] for column in columns]
-    return new_tuple(
-        Prediction, ([position + moved for position in positions[start:stop]], *cut[0], (), handle, *cut[1])
-    )
+    there = range(positions[0] + moved + start, positions[0] + moved + max(start, min(stop, len(positions))))
+    cut = [column[start:stop] for column in columns]
+    return new_tuple(Prediction, (there, tokens[start:stop], confidences[start:stop], (), handle, *cut))
 
 
 def _of_states(states: Sequence[Block], read: Prediction) -> tuple[Prediction, ...]:
