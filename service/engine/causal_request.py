@@ -98,7 +98,7 @@ class CausalRequest(RunningRequest):
 
     @property
     def _num_drafts(self) -> int:
-        """The drafts of a forward: there are as many masks."""
+        """The most drafts of a forward, and the number of masks that it reads for the next ones."""
         return min(self._draft_masks or 0, getattr(self.request.mode, "max_drafts", None) or self._block_size)
 
     def _answer_ends(self, block: Block) -> bool:

@@ -73,7 +73,7 @@ class ModelConfig:
     #: leftmost sub-block of this size that has masks. None: the output at a mask predicts the mask's own token.
     sub_block_size: int | None = None
     #: Of a strictly causal model, whose outputs predict the next token, too: the masks behind the leftmost one that a
-    #: forward reads, as many as in its training. A block is a page then. None: the mask is block-causal.
+    #: forward reads. Their number is training's. A block is a page then. None: the mask is block-causal.
     draft_masks: int | None = None
 
     @property

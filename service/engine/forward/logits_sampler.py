@@ -326,7 +326,7 @@ def noise_keys(batch: SamplingBatch) -> Integers:
     """The two 32-bit words from which each position's noise is hashed, `[M, 2]`.
 
     They hash the seed, the absolute position and the number of revealed tokens: splitmix64's function, once for each.
-    In a causal model as many tokens are revealed as stand before the position: drafts behind it are none.
+    In a causal model the tokens before the position count as revealed, and drafts behind it do not.
     """
     metadata = batch.metadata
     words = np.zeros(len(batch), np.uint64)
