@@ -97,6 +97,35 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device, temperature):
     assert waits(device.counts) == []
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_drafts_of_a_causal_model_are_its_plain_decoding(device, deterministic):
+    """Sampled and filtered requests, alone in their block and past its end, beside plain ones ahead of results."""
+    prompts = [request.prompt_token_ids for request in golden(I_DLM_NAME, 2)[1]]
+    static = [
+        GenerationRequest(
+            f"{seed}",
+            prompts[seed % len(prompts)],
+            Static(),
+            SamplingParams(seed % 3 / 2, seed % 2 or 0.8, seed=seed),
+            30,
+        )
+        for seed in range(9)
+    ]
+    drafted = [
+        replace(
+            request, request_id=f"drafted {request.request_id}", mode=(Speculative("auto"), Speculative(0, 2))[n % 2]
+        )
+        for n, request in enumerate(static)
+    ]
+    host = load_checkpoint(GOLDEN / I_DLM_NAME, LoadOptions(torch.float32, "cpu"))
+    expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(static)]
+    engine = Engine(on_device(I_DLM_NAME), replace(ALL_ON, deterministic=deterministic))
+    done = engine.generate([*static, *drafted])
+    assert [completion.token_ids for completion in done] == 2 * expected
+    assert sum(completion.stats.drafts_accepted for completion in done) > 0
+    assert waits(device.counts) == []
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     fast_rows(
