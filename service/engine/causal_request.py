@@ -10,7 +10,7 @@ thuEcstasy/I-DLM), which has no drafts after a rejected one either.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick, new_tuple
@@ -90,7 +90,7 @@ class CausalRequest(RunningRequest):
         picks = () if self._next_drafts.read is None else self._next_drafts.after(self._canvas.block)
         super()._start_block(head)
         self._canvas.ends = self._answer_ends
-        self._canvas.carried = _drafts(self._canvas.block, self._before_end(picks))
+        self._canvas.carried = _drafts(self._canvas.block, picks[: self._block_size - 1])
         self._decoding = self.request.mode.decode(self._canvas)
 
     def _budget(self) -> DraftBudget:
@@ -103,14 +103,6 @@ class CausalRequest(RunningRequest):
 
     def _answer_ends(self, block: Block) -> bool:
         return self._settled(block) and (not block.complete or self._new_tokens(block)[1] is not None)
-
-    def _before_end(self, picks: Iterable[Pick], decoded: int = 0) -> list[Pick]:
-        """The first picks of the next block in which the answer does not end. `decoded`: tokens of this block."""
-        remaining = self.request.max_new_tokens - self.stats.decoded_tokens - decoded
-        stops = self.request.stop_token_ids
-        return list(
-            takewhile(lambda pick: pick.token not in stops, islice(picks, min(remaining, self._block_size) - 1))
-        )
 
     def _with_chain(self, rows: list[Row], query: Evaluate) -> list[Row]:
         """The rows to store, then the row of the last state. The next block's follows if it is read, too."""
@@ -126,8 +118,7 @@ class CausalRequest(RunningRequest):
             rows = [*rows[:-1], before._replace(sampling=request.sampling, logprobs=logprobs, opens_next=True)]
         if last.num_leading + self._num_drafts < size or index + 1 == len(pages):
             return [*rows, row]
-        drafts = self._next_drafts.after(self._canvas.block) if last.complete else ()
-        picks = self._before_end(drafts, size - self._head)
+        picks = self._next_drafts.after(self._canvas.block)[: size - 1] if last.complete else ()
         following = Block((MASKED,) * size).reveal(picks)
         return [
             *rows,

@@ -79,6 +79,22 @@ def test_drafts_take_the_forwards_of_the_published_schedule(page_size: int, mode
     assert total == ((428, 148) if masks == MASKS else (428, 243))
 
 
+@pytest.mark.parametrize("page_size", [6, 8])
+def test_rejected_drafts_take_the_forwards_of_the_published_schedule(page_size: int) -> None:
+    """Texts of other words than those of training: many drafts are rejected, also the last one of a block."""
+    model = load_checkpoint(GOLDEN / I_DLM_NAME, LoadOptions(torch.float64, block_size=page_size))
+    reference, rng = Reference(model), random.Random(page_size)
+    engine, proposed, accepted = Engine(model, EngineConfig(kv_cache_tokens=2048, prefix_cache=False)), 0, 0
+    for number in range(24):
+        prompt = rng.choices(range(10, 500), k=rng.randint(1, 12))
+        tokens, forwards = published(reference, prompt, 40)
+        (done,) = engine.generate([request_of(str(number), prompt, Speculative(), 40)])
+        assert list(done.token_ids) == tokens
+        assert done.stats.forwards.denoise + done.stats.forwards.verify == forwards
+        proposed, accepted = proposed + done.stats.drafts_proposed, accepted + done.stats.drafts_accepted
+    assert proposed > accepted + 100
+
+
 def test_golden_forwards_are_the_published_ones() -> None:
     engine = Engine(golden(I_DLM_NAME), EngineConfig(kv_cache_tokens=2048))
     for entry, request in zip(expected(I_DLM_NAME), requests(I_DLM_NAME), strict=True):
