@@ -76,7 +76,8 @@ class Reference:
 
     def _computed(self, tokens: Sequence[int]) -> Tensor:
         positions = torch.arange(len(tokens))[None]
-        attend = dense_attention(block_causal_mask(len(tokens), self.config.block_size))
+        size = 1 if self.config.causal else self.config.block_size
+        attend = dense_attention(block_causal_mask(len(tokens), size))
         return self.checkpoint.backbone(torch.tensor([list(tokens)]), positions, attend)[0]
 
     @torch.inference_mode()
@@ -101,7 +102,11 @@ class Reference:
 
     def filled(self, state: Block) -> list[int]:
         """A block's tokens with the mask token where nothing is decoded."""
-        return [self.config.mask_token_id if token == MASKED else token for token in state.tokens]
+        return self.unmasked(state.tokens)
+
+    def unmasked(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens with the mask token where nothing is decoded."""
+        return [self.config.mask_token_id if token == MASKED else token for token in tokens]
 
     def lacks_first(self, state: Block) -> bool:
         """Whether the state's first token is to be predicted by the block before."""
@@ -142,7 +147,8 @@ class Reference:
             row = Row(state, start // size, (), False, sampling, rescore=tuple(edit), edits=True)
             if self.lacks_first(state):
                 row = Row(Block((0,) * size), start // size - 1, (), False, sampling, opens_next=True)
-            keys = noise_keys(SamplingBatch.from_rows([row], size, self.config.sub_block_size))  # one for each position
+            reads = SamplingBatch.from_rows([row], size, self.config.sub_block_size, self.config.draft_masks)
+            keys = noise_keys(reads)  # one for each position
             scores = scores + gumbel(torch.tensor(keys), torch.arange(scores.shape[-1]))
         picks = [
             Pick(
@@ -161,10 +167,12 @@ class Reference:
     def readable(self, state: Block) -> Sequence[int]:
         """The masked positions that a forward may reveal."""
         masked, sub_block = state.masked, self.config.sub_block_size
-        if sub_block is None or not masked:
+        if not self.config.shifted or not masked:
             return masked
         if self.lacks_first(state):
             return (0,)
+        if self.config.draft_masks is not None:
+            return masked[: 1 + self.config.draft_masks]
         return tuple(position for position in masked if position // sub_block == masked[0] // sub_block)
 
     def top_two(self, logprobs: Tensor, confidences: Tensor) -> PositionLogprobs:
@@ -218,7 +226,7 @@ class Reference:
         sequence: Standing | None = None,
     ) -> tuple[Canvas, int]:
         """One block, and how many Evaluates it took."""
-        canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
+        canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))), in_order=self.config.causal)
         if sequence is not None:
             canvas.without_bad_words = sequence.without_bad_words
         policy, forwards, start = self.policy(mode, canvas), 0, len(clean)

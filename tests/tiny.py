@@ -20,6 +20,8 @@ LLADA22_NAME = "llada2-moe-random-g"
 DIFFCODER_NAME = "stable-diffcoder-random-e"
 #: Fast-dLLM v2's, with MRP
 FAST_DLLM_NAME = "fast-dllm-random-f"
+#: I-DLM's, trained a little, so that drafts are accepted
+I_DLM_NAME = "i-dlm-trained-g"
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts
@@ -71,6 +73,10 @@ FAST_DLLM: dict[str, Any] = {
 }
 
 
+#: what makes `tiny_config` I-DLM, which has no MRP: three masks in training, and pages of 8 tokens
+I_DLM: dict[str, Any] = {"use_regular_causal": True, "block_size": 3, "num_nextn_predict_layers": 0}
+
+
 @cache
 def golden(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """A golden checkpoint. Tests share it, so none may change its weights."""
@@ -103,10 +109,15 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (raw | changes).items() if value is not None}
 
 
-def tiny_checkpoint(seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Checkpoint:
-    """A random model in memory. In float64 two ways to compute the same never decide differently."""
+def tiny_checkpoint(
+    seed: int = 0, dtype: torch.dtype = torch.float64, page_size: int | None = None, **changes: Any
+) -> Checkpoint:
+    """A random model in memory. In float64 two ways to compute the same never decide differently.
+
+    `page_size`: the size of blocks of a causal model, which config.json does not name.
+    """
     raw = tiny_config(**changes)
-    config = parse_config(raw)
+    config = parse_config(raw, block_size=page_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = Backbone(config)

@@ -128,7 +128,7 @@ def _measure(
     with options.ranks(options.tensor_parallel_size) as (checkpoint, deps):
         config = checkpoint.config
         tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)
-        default = default_plans(config.block_size, has_mrp=config.mrp is not None)
+        default = default_plans(config.block_size, has_mrp=config.mrp is not None, causal=config.causal)
         plans = with_static_first(chosen) if chosen else default
         calibration = Calibration(engine_for(checkpoint, tasks, scope, deps), tasks, plans, scope)
         about = {"prompts_sha256": lines.sha256, "scorer": options.scorer or "demo", "prompts": len(tasks)}

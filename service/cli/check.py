@@ -52,11 +52,8 @@ def command(options: _Options) -> None:
     for name, value in facts.items():
         table.add_row(name, value)
     Console().print(table)
-    if losses is not None and losses.is_causal:
-        raise CheckpointError(
-            f"{checkpoint.path}: a causal model with shifted logits, as I-DLM and UNO are, and not a block-causal one. "
-            f"The loss of a text is {losses.causal:.2f} causally, {losses.block:.2f} under the block mask"
-        )
+    if losses is not None:
+        _refuse_other_masks(checkpoint, losses)
     unknown = unknown_keys(checkpoint.raw)
     for warning in (codec.template.warning, unknown and f"config.json: nothing reads {', '.join(unknown)}"):
         if warning:
@@ -68,8 +65,23 @@ def command(options: _Options) -> None:
     if checkpoint.path != Path(options.name):
         raise SettingsError(f"--write changes folders, and {options.name} is in the hub's cache", param="write")
     kind = {"mrp_residual": config.mrp.residual, "mrp_scale": config.mrp.scale} if config.mrp else {}
-    content = json.loads(path.read_text("utf-8")) | {"block_size": config.block_size} | kind
+    block_size = (
+        {} if config.causal else {"block_size": config.block_size}
+    )  # a causal model's is no fact of its weights
+    content = json.loads(path.read_text("utf-8")) | block_size | kind
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def _refuse_other_masks(checkpoint: Checkpoint, losses: TextLosses) -> None:
+    """CheckpointError if the weights know a text only under the other kind of mask."""
+    path, seen = checkpoint.path, f"{losses.causal:.2f} causally, {losses.block:.2f} under the block mask"
+    if losses.is_causal and not checkpoint.config.causal:
+        raise CheckpointError(
+            f"{path}: a causal model with shifted logits, as I-DLM and UNO are, and not a block-causal one; with "
+            f"model_type i_dlm it is served as such. The loss of a text is {seen}"
+        )
+    if losses.is_block_causal and checkpoint.config.causal:
+        raise CheckpointError(f"{path}: a block-causal model, and not a causal one. The loss of a text is {seen}")
 
 
 def _text(codec: TextCodec) -> dict[str, str]:
@@ -106,7 +118,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
-    from service.decode.modes import MODES
+    from service.decode.registry import served_modes
     from service.model.attention import PagedCache
     from service.model.checkpoint import num_parameters, weight_bytes
     from service.model.files import revision_of
@@ -118,7 +130,7 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     backbone = num_parameters(replace(config, mrp=None))
     module = num_parameters(config) - backbone
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    modes = [name for name, params in MODES.items() if mrp or params.served_without_mrp]
+    modes = served_modes(has_mrp=mrp is not None, causal=config.causal)
     weights = weight_bytes(config, checkpoint.dtype, checkpoint.wide_layers)
     return {
         "checkpoint": str(checkpoint.path),
@@ -154,8 +166,11 @@ def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, st
             return f"by the name {module.name} (docs/modules.md){f'; config.json says {value}' if differs else ''}"
         return "by config.json" if value is not None else "the default: config.json has no such key"
 
-    facts = {"block size": f"{config.block_size}, {source('block_size')}"}
-    if config.shifted:
+    size = "the default" if config.causal and options.block_size is None else source("block_size")
+    facts = {"block size": f"{config.block_size}, {size}"}
+    if config.causal:
+        facts["outputs"] = f"each predicts the next token, causally; {config.draft_masks} masks draft"
+    elif config.shifted:
         facts["outputs"] = f"each predicts the next token; tokens are revealed in sub-blocks of {config.sub_block_size}"
     if (mrp := config.mrp) is None:
         return facts

@@ -8,7 +8,7 @@ a forward fills.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from service.decode.block import MASKED, Block, Pick, Step, StepKind, new_tuple
 
 if TYPE_CHECKING:
+    from service.decode.drafts import Draft
     from service.decode.policy import Prediction
     from service.decode.rules import Rule
 
@@ -123,10 +124,12 @@ class Canvas:
     #: the first picks that complete no bad word together, at least one; None if the request has none
     without_bad_words: Callable[[Block, tuple[Pick, ...]], tuple[Pick, ...]] | None = None
     edit_tokens: EditTokens | None = None  # None: nothing is inserted or deleted
+    in_order: bool = False  # whether the block is filled from left to right, as in a causal model
+    carried: Mapping[Block, Draft] = field(default_factory=dict)  # its drafts, from a forward of the block before
 
     def rule(self, rule: Rule) -> Rule:
         """The rule by which this block is filled: with a grammar, from left to right."""
-        return rule if self.grammar is None else rule.in_order
+        return rule.in_order if self.in_order or self.grammar is not None else rule
 
     def choose(self, rule: Rule, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
         """The picks that a rule reveals in a state, or the first of them that are allowed.

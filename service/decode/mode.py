@@ -27,6 +27,7 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
     name: ClassVar[str]
     served_without_mrp: ClassVar[bool] = True  # whether a checkpoint without MRP can serve it
     moves_tokens: ClassVar[bool] = False  # whether it inserts and deletes tokens, in models that are trained for it
+    served_in_order: ClassVar[bool] = True  # whether a causal model can, which fills blocks from left to right
 
     @property
     def needs_mrp(self) -> bool:

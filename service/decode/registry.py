@@ -38,9 +38,18 @@ def leaves_drafts_open(mode: DecodingMode) -> bool:
     return isinstance(mode, Speculative) and mode.mrp_steps == AUTO
 
 
-def served_without_mrp() -> list[str]:
+def served_modes(*, has_mrp: bool, causal: bool) -> list[str]:
+    """The modes of a checkpoint, with or without MRP, whose mask is causal or not."""
+    return [
+        name
+        for name, mode in MODES.items()
+        if (has_mrp or mode.served_without_mrp) and (not causal or mode.served_in_order)
+    ]
+
+
+def served_without_mrp(*, causal: bool) -> list[str]:
     """The modes of a checkpoint without MRP, for error messages; with the knob values that a mode needs for it."""
-    served = [name for name, mode in MODES.items() if mode.served_without_mrp]
+    served = served_modes(has_mrp=False, causal=causal)
     return [f"{name} with mrp_steps {AUTO} or 0" if name == Speculative.name else name for name in served]
 
 

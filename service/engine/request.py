@@ -280,9 +280,16 @@ def validate(
 ) -> None:
     """InvalidRequest if an engine cannot serve a request. `deterministic`: no answer may depend on the load."""
     if request.mode.needs_mrp and model.mrp is None:
-        served = ", ".join(served_without_mrp())
+        served = ", ".join(served_without_mrp(causal=model.causal))
         raise ModeNotAvailable(
             f"mode {request.mode.name!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
+        )
+    if model.causal and not request.mode.served_in_order:
+        served = ", ".join(served_without_mrp(causal=True))
+        raise ModeNotAvailable(
+            f"mode {request.mode.name!r} changes tokens by those after them, which this causal model does not see; it "
+            f"serves {served}",
+            param="mode",
         )
     request.mode.check(model.block_size)
     if request.mode.drafts_decide:

@@ -50,11 +50,12 @@ class RunningRequest:
     ) -> None:
         self.request, self.submitted, self.drafts = request, submitted, drafts
         block_size = self._block_size = model.block_size
-        self._sub_block, self._shifted = model.sub_block_size, model.shifted
+        self._sub_block, self._draft_masks = model.sub_block_size, model.draft_masks
+        self._shifted = model.shifted
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
-        self._rule = request.mode.rule
+        self._rule = request.mode.rule.in_order if model.causal else request.mode.rule
         self._needs_entropy = self._rule.needs_entropy
         self._edit_tokens: EditTokens | None = None  # those that the policy may get
         self._unsampled: tuple[int, ...] = model.edit_token_ids or ()
@@ -258,6 +259,8 @@ class RunningRequest:
         picks = self.pace.picks or 1
         if self._sub_block is not None:
             picks = min(picks, (masked - 1) % self._sub_block + 1)  # the sub-blocks to the right are masks only
+        if self._draft_masks is not None:
+            picks = min(picks, 1 + self._draft_masks)
         if masked > picks:
             mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
             return Ahead(row.index, masked - picks, anchor, mrp_steps, uncertain=self.pace.picks is None)
@@ -377,6 +380,7 @@ class RunningRequest:
             ends=self._settled,
             edit_tokens=self._edit_tokens,
         )
+        self._canvas.in_order = self._draft_masks is not None
         self._num_recorded = 0  # the canvas's steps that are recorded
         if self._adjuster is not None:
             self._canvas.without_bad_words = self._adjuster.without_bad_words

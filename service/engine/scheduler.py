@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from service.decode.block import MASKED
 from service.decode.mode import ScoreMode
+from service.engine.causal_request import CausalRequest, verifies_chains
 from service.engine.config import EngineConfig
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.rows import Row
@@ -84,6 +85,8 @@ class Scheduler:
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, mrp_steps)
             kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
+            if verifies_chains(request, self._model):
+                kind = CausalRequest
             running = kind(request, self._model, lease, first.submitted, drafts)
             running.allow_ahead(self._ahead)
             if self._pages.shares:

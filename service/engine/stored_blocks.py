@@ -52,7 +52,7 @@ class StoredBlocks:
         self.has_failed |= None in anchors
         is_mrp, stored = rows[0].anchor is not None, 0
         for row, anchor in zip(rows, anchors, strict=True):
-            if not row.writes_kv or (row.sampling is not None and not row.opens_next):
+            if not row.writes_kv or not (is_mrp or (self.unwritten and row.index == self.unwritten[0].index)):
                 break
             stored += 1
             if not is_mrp:
@@ -80,6 +80,15 @@ class StoredBlocks:
         else:
             self._num_stored += 1
             self._share()
+
+    def confirm(self, row: Row) -> bool:
+        """Whether a row with drafts, which has written its page, has stored the block that was finished next."""
+        if not self.unwritten or (self.unwritten[0].index, self.unwritten[0].state) != (row.index, row.state):
+            return False
+        self.unwritten.popleft()
+        self._num_stored += 1
+        self._share()
+        return True
 
     def clear(self) -> None:
         self._finished.clear()

@@ -1,7 +1,8 @@
 """Whether the weights are a causal model's: the loss of a text as the service reads it, and as a causal model does.
 
 Look-alikes of SDAR have its `model_type` and its names of weights, but their output at a position is the next token. In
-config.json nothing need tell that (I-DLM's training template has no such key). `mrp-serve check` calls this.
+config.json nothing need tell that (I-DLM's training template has no such key). Of a causal family the opposite is
+asked. `mrp-serve check` calls this.
 """
 
 import math
@@ -31,8 +32,8 @@ _ADVANTAGE = 2.0
 class TextLosses(NamedTuple):
     """Mean losses of the same tokens in nats: as masks under the block mask, read causally, and by chance.
 
-    Where the family's outputs are shifted, a mask is read at the position before it, which is a mask, too: there a
-    causal model's output says nothing.
+    Where a block-causal family's outputs are shifted, a mask is read at the position before it, which is a mask, too:
+    there a causal model's output says nothing.
     """
 
     block: float
@@ -43,6 +44,11 @@ class TextLosses(NamedTuple):
     def is_causal(self) -> bool:
         """Whether the model knows the text only when it is read causally. An untrained model knows it in no way."""
         return self.causal < self.chance / 2 < self.block and self.block > self.causal + _ADVANTAGE
+
+    @property
+    def is_block_causal(self) -> bool:
+        """Whether the model knows the text only in blocks."""
+        return TextLosses(self.causal, self.block, self.chance).is_causal
 
 
 @torch.inference_mode()
@@ -56,7 +62,7 @@ def text_losses(checkpoint: Checkpoint, token_ids: list[int]) -> TextLosses | No
     clean = torch.tensor(tokens[:size], device=checkpoint.device)
     positions = torch.arange(size, device=checkpoint.device)
     scored = positions[positions % _STRIDE == _STRIDE // 2]
-    shift = int(config.shifted)
+    shift = int(config.shifted and not config.causal)
     masked = clean.index_fill(0, torch.cat([scored - shift, scored]), config.mask_token_id)
     readings, attend = torch.cat([clean, masked, clean]), _attend(_seen(positions, config.block_size))
     hidden = backbone(readings[None], positions.repeat(3)[None], attend)[0]

@@ -83,11 +83,19 @@ class ModelConfig:
     sub_block_size: int | None = None
     #: the tokens by which the model deletes a position and splits one; None: it was not trained for that
     edit_token_ids: tuple[int, int] | None = None
+    #: Of a strictly causal model, whose outputs predict the next token, too: the masks behind the leftmost one that a
+    #: forward reads. Their number is training's. A block is a page then. None: the mask is block-causal.
+    draft_masks: int | None = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees no later one in its block either, so that a block is filled from left to right."""
+        return self.draft_masks is not None
 
     @property
     def shifted(self) -> bool:
         """Whether the output at a position predicts the next token, so that a block predicts the next one's first."""
-        return self.sub_block_size is not None
+        return self.sub_block_size is not None or self.causal
 
     @property
     def num_kv_layers(self) -> int:

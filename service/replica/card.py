@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.decode.modes import MODES
-from service.decode.registry import default_knobs, default_mode
+from service.decode.registry import default_knobs, default_mode, served_modes
 from service.engine_process.messages import EngineInfo
 from service.errors import SettingsError
 from service.messages.replica_status import Example, ModelCard
@@ -24,13 +23,14 @@ _MAX_EXAMPLES, _TITLE_LENGTH = 12, 60
 
 
 def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCard:
-    """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
+    """The card of a replica. SettingsError if the checkpoint does not serve the default mode."""
     config = info.config
-    modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
+    modes = tuple(served_modes(has_mrp=config.mrp is not None, causal=config.causal))
     default = settings.default_mode or default_mode().name
     if default not in modes:
         raise SettingsError(
-            f"default_mode is {default!r}, this checkpoint has no MRP and serves {', '.join(modes)}",
+            f"default_mode is {default!r}, this checkpoint {'is causal' if config.causal else 'has no MRP'} and serves "
+            f"{', '.join(modes)}",
             param="default_mode",
         )
     steps = config.mrp.default_steps if config.mrp else 0

@@ -22,11 +22,11 @@ from service.engine.forward.row_states import known_rows
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
 from service.engine.prefix_cache import Lease, PrefixCache
-from service.model import Checkpoint, load_checkpoint
+from service.model import Checkpoint, ModelConfig, load_checkpoint
 from service.text import TextCodec
 from tests.reference import Reference
 from tests.runners import RunnerWrapper, engine_over
-from tests.tiny import DIFFCODER, EXPERTS, FAST_DLLM, LLADA2, tiny_checkpoint
+from tests.tiny import DIFFCODER, EXPERTS, FAST_DLLM, I_DLM, LLADA2, tiny_checkpoint
 
 ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Direct(2, 0.5), Speculative(1), Remask(0.5),
@@ -44,6 +44,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
     LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
     DIFFCODER,
     FAST_DLLM,
+    I_DLM,
+    I_DLM | {"page_size": 4, "block_size": 2},
 )
 
 #: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.
@@ -109,12 +111,14 @@ class CheckingRunner(RunnerWrapper):
         readings = super().evaluate(rows)
         for row in rows:
             if row.writes_kv:
-                assert row.state.complete
+                assert row.state.complete or self.config.causal  # there a row with masks is stored once more
                 self.clean[row.pages[row.index]] = row.state.tokens
                 self.shown_to_mrp.discard(row.pages[row.index])
         for row, reading in zip(rows, readings, strict=True):
             if (id(row.pages), row.index - 1) not in self.incomplete:
-                self.compare(row, reading, self.reference.evaluate(self.prefix(row), row.state))
+                prefix = self.prefix(row)
+                hidden = self.reference.hidden([*prefix, *self.reference.filled(row.state)])[len(prefix) :]
+                self.compare(row, reading, hidden)
         return readings
 
     def refine(self, rows: Sequence[Row]) -> list[Prediction]:
@@ -130,7 +134,7 @@ class CheckingRunner(RunnerWrapper):
         return readings
 
     def prefix(self, row: Row) -> list[int]:
-        return [token for page in row.pages[: row.index] for token in self.clean[page]]
+        return self.reference.unmasked([token for page in row.pages[: row.index] for token in self.clean[page]])
 
     def compare(self, row: Row, reading: Prediction, hidden: torch.Tensor) -> None:
         self.compared += 1
@@ -140,22 +144,28 @@ class CheckingRunner(RunnerWrapper):
             return
         start = row.index * len(row.state.tokens)
         judge, edit = ((), row.rescore) if row.edits else (row.rescore, ())
+        state, size = row.state, len(row.state.tokens)
+        if self.config.shifted and state.tokens[0] == MASKED:  # the row of the block before reads the first position
+            state = Block((0, *state.tokens[1:]))
+        wanted = self.reference.read(hidden, state, start, row.sampling, judge, edit=edit)
+        picks = {pick.position: pick for pick in wanted.picks}
+        read = sorted((*self.reference.readable(state), *edit))
         if row.opens_next:
-            size = len(row.state.tokens)
-            assert list(reading.positions) == [size]
-            reading, following = reading._replace(positions=(0,)), Block((MASKED,) * size)
-            wanted = self.reference.read(hidden, following, start + size, row.sampling)
-        else:
-            wanted = self.reference.read(hidden, row.state, start, row.sampling, judge, edit=edit)
-            assert [pick.position for pick in reading.picks] == sorted((*self.reference.readable(row.state), *edit))
+            (opened,) = self.reference.read(hidden, Block((MASKED,) * size), start + size, row.sampling).picks
+            picks[size] = opened
+            read.append(size)
+        if state != row.state:  # it is the leftmost of the masks that are read
+            read = [position for position in read if position <= (self.config.draft_masks or 0)]
+        assert list(reading.positions) == read
         assert [pick[:2] for pick in reading.rescored] == [pick[:2] for pick in wanted.rescored]
-        for got, expected in zip(reading.picks + reading.rescored, wanted.picks + wanted.rescored, strict=True):
+        expected_picks = (*(picks[position] for position in read), *wanted.rescored)
+        for got, expected in zip(reading.picks + reading.rescored, expected_picks, strict=True):
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie
                 assert abs(got.confidence - expected.confidence) < (1e-5 if self.exact else 1e-4)
             assert got.token == expected.token or not self.exact
         assert len(reading.entropies) == (len(reading.picks) if row.entropy else 0)
-        for entropy, expected in zip(reading.entropies, wanted.entropies, strict=False):
-            assert abs(entropy - expected) < (1e-5 if self.exact else 1e-4)
+        for entropy, expected_entropy in zip(reading.entropies, wanted.entropies, strict=False):
+            assert abs(entropy - expected_entropy) < (1e-5 if self.exact else 1e-4)
 
 
 @cache
@@ -179,14 +189,21 @@ def request_of(
     return GenerationRequest(name, tuple(prompt), mode or Static(), max_new_tokens=tokens, **more)
 
 
-def random_mode(rng: random.Random, block_size: int) -> DecodingMode:
+def random_mode(rng: random.Random, config: ModelConfig) -> DecodingMode:
+    block_size = config.block_size
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
     direct = Direct(count, rng.choice([None, None, threshold]))
+    if config.causal:
+        return rng.choice([plain, Speculative(0, count), without_mrp(drafted(rng, plain, block_size))])
     return rng.choice(
         [plain, direct, Speculative(count), drafted(rng, plain, block_size), Remask(threshold), random_edit(rng)]
     )
+
+
+def without_mrp(mode: Speculative) -> Speculative:
+    return structs.replace(mode, mrp_steps=0, max_drafts=mode.max_drafts or 1)
 
 
 def random_edit(rng: random.Random) -> Edit:
@@ -209,9 +226,9 @@ def automatic(mode: DecodingMode) -> DecodingMode:
     return structs.replace(mode, mrp_steps="auto") if isinstance(mode, Speculative) else mode
 
 
-def verified(mode: DecodingMode) -> DecodingMode:
-    """The mode that `auto` must not be worse than; other params as they are."""
-    return mode.plain if isinstance(mode, Speculative) and mode.mrp_steps == "auto" else mode
+def verified(mode: DecodingMode, *, causal: bool = False) -> DecodingMode:
+    """The mode that `auto`, and drafts of a causal model, must not be worse than; other params as they are."""
+    return mode.plain if isinstance(mode, Speculative) and (causal or mode.mrp_steps == "auto") else mode
 
 
 def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:
@@ -233,7 +250,7 @@ def random_requests(
         GenerationRequest(
             f"r{number}",
             tuple(rng.choices(allowed, k=rng.randint(1, longest))),
-            random_mode(rng, config.block_size),
+            random_mode(rng, config),
             random_sampling(rng),
             max_new_tokens=rng.randint(1, longest),
             stop_token_ids=frozenset(rng.sample(allowed, rng.choice([0, 0, 1, 5]))),

@@ -21,7 +21,7 @@ from service.engine.forward.runner import ModelRunner
 from tests.engine.helpers import checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
-from tests.tiny import FAST_DLLM, tiny_checkpoint
+from tests.tiny import FAST_DLLM, I_DLM, tiny_checkpoint
 
 #: forwards cost the same whatever their rows
 COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))), turn=Curve(((1, 0.6), (64, 0.6))))
@@ -74,10 +74,11 @@ def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, .
 
 @pytest.mark.parametrize("seed", fast_only({1, 2, 3}.__contains__, range(12)))
 @pytest.mark.parametrize("costs", [COSTS, SLOW_HOST])
-@pytest.mark.parametrize("changes", [{}, FAST_DLLM], ids=["sdar", "shifted"])
+@pytest.mark.parametrize("changes", [{}, FAST_DLLM, I_DLM], ids=["sdar", "shifted", "causal"])
 def test_answers_and_their_steps_are_the_same_with_and_without(seed: int, costs: StepCosts, changes) -> None:
     checkpoint = tiny_checkpoint(seed, **changes)
     requests = [replace(request, keep_steps=True) for request in random_requests(random.Random(seed), checkpoint, 13)]
+    costs = costs if checkpoint.mrp else replace(costs, mrp=None)
     events = {}
     for ahead in (True, False):
         limits = {"async_scheduling": ahead, "max_running": 7, "max_rows": 24, "max_prefill_tokens": 8}
@@ -180,7 +181,7 @@ def test_a_request_may_be_aborted_while_its_forward_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("seed", fast_only({1, 2}.__contains__, range(6)))
-@pytest.mark.parametrize("changes", [{}, FAST_DLLM], ids=["sdar", "shifted"])
+@pytest.mark.parametrize("changes", [{}, FAST_DLLM, I_DLM], ids=["sdar", "shifted", "causal"])
 def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(seed: int, changes) -> None:
     """Every reading is compared with a recomputation of its whole sequence."""
     rng, checkpoint = random.Random(seed), tiny_checkpoint(seed, **changes)
@@ -191,7 +192,7 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
         "max_prefill_tokens": 4,
         "kv_cache_tokens": 512,
     }
-    engine, runner = checked(checkpoint, COSTS, **limits)
+    engine, runner = checked(checkpoint, COSTS if checkpoint.mrp else replace(COSTS, mrp=None), **limits)
     drawn = random_requests(rng, checkpoint, 8)
     copies = [replace(request, request_id=f"{request.request_id}-{turn}") for turn in range(3) for request in drawn]
     for request in copies:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import BlockEvent, Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.drafting.costs import StepCosts
 from service.engine.request import Sharing
 from service.model import Checkpoint
 from tests.engine.helpers import (
@@ -33,7 +34,7 @@ from tests.engine.helpers import (
 from tests.reference import Reference
 from tests.runners import engine_over
 from tests.thinned import fast_rows
-from tests.tiny import FAST_DLLM_NAME, GOLDEN_NAMES, golden
+from tests.tiny import FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, golden
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
@@ -50,6 +51,7 @@ DRAFTED = (*GOLDEN_NAMES, FAST_DLLM_NAME)
         (0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (4, 6, 16, False),
         (5, 6, 3, False), (6, 9, 24, False), (0, 9, 2, False), (2, 4, 20, False), (3, 60, 5, False),
         (8, 9, 3, False), (8, 30, 12, False), (8, 5, 6, True),
+        (9, 9, 3, False), (9, 30, 12, True), (10, 5, 0, False), (10, 20, 9, False),
     ],
 )  # fmt: skip
 def test_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chunks(
@@ -77,10 +79,11 @@ def assert_as_plain(
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 5), longest))
     requests += related_requests(rng, reference, rng.randint(2, 4))
     most = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
+    costs = rng.choice([FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])
     engine, runner = engine_over(
         lambda usual: WriteOnce(usual, checkpoint),
         checkpoint,
-        EngineDeps(costs=rng.choice([FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])),
+        EngineDeps(costs=costs if checkpoint.mrp else StepCosts(costs.backbone)),
         max_rows=size + 2 + more_rows,
         max_running=rng.randint(1, 6),
         max_prefill_tokens=prefill_tokens,
@@ -91,10 +94,12 @@ def assert_as_plain(
     runner.engine = engine
     engine._scheduler._long_prefix = rng.choice([1, 2, 16])  # blocks from which on a request waits for another
     for request, events in in_turns(rng, engine, requests):
-        wanted = reference.generate(replace(request, mode=verified(request.mode)))
+        causal = checkpoint.config.causal
+        wanted = reference.generate(replace(request, mode=verified(request.mode, causal=causal)))
         done, tokens = events[-1], [event.token_ids for event in events]
         assert (sum(tokens, ()), done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
-        assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
+        firsts = len(events) if causal else 0  # first tokens, which are also read beside other positions there
+        assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards + firsts
     assert runner.compared > 0
     assert engine.state().kv_pages_used == 0
 
@@ -112,7 +117,8 @@ def related_requests(rng: random.Random, reference: Reference, count: int) -> li
             earlier = rng.choice(requests)
             prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
         request = GenerationRequest(
-            f"related {number}", prompt, random_mode(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
+            f"related {number}", prompt, random_mode(rng, reference.config), random_sampling(rng),
+            rng.randint(1, 3 * size + 2),
             sharing=Sharing(cache_salt=rng.choice(["", "", "", "other"])),
         )  # fmt: skip
         requests.append(request)
@@ -214,12 +220,13 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
 
 
-@pytest.mark.parametrize("name", [FAST, FAST_DLLM_NAME])
+@pytest.mark.parametrize("name", [FAST, FAST_DLLM_NAME, I_DLM_NAME])
 def test_a_continued_request_goes_on_as_if_nothing_had_happened(name: str) -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
     checkpoint = golden(name, torch.float64)
     count = 5 * checkpoint.config.block_size + 1
-    for mode in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
+    rules = Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Speculative(0, 3)
+    for mode in (*rules, Direct(2), Speculative(3), Remask(0.3)) if checkpoint.mrp else rules:
         sampling = SamplingParams(temperature=0.9, seed=3)
         whole = GenerationRequest("x", tuple(range(11)), mode, sampling, max_new_tokens=count)
         (done,) = Engine(checkpoint, SMALL).generate([whole])

@@ -21,12 +21,13 @@ from tests.tiny import (
     FAST_DLLM_NAME,
     GOLDEN,
     GOLDEN_NAMES,
+    I_DLM_NAME,
     LLADA2_NAME,
     LLADA22_NAME,
     golden,
 )
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 #: those with blocks of 32: a forward has more rows than some limits allow
 WIDE_NAMES = (LLADA2_NAME, LLADA22_NAME, FAST_DLLM_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
@@ -74,6 +75,8 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
     assert len(expected(DIFFCODER_NAME)) == 28
     assert {entry["mode"] for entry in expected(FAST_DLLM_NAME)} == PUBLISHED
     assert len(expected(FAST_DLLM_NAME)) == 28
+    assert {entry["mode"] for entry in expected(I_DLM_NAME)} == {"static", "sequential", "speculative"}
+    assert len(expected(I_DLM_NAME)) == 18
 
 
 @pytest.mark.parametrize("name", NAMES)

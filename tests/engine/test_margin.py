@@ -22,9 +22,9 @@ from tests.engine.test_golden import expected
 from tests.engine.test_golden import requests as golden_requests
 from tests.reference import Reference
 from tests.thinned import fast_only
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, LLADA2_NAME, golden
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 FAST = GOLDEN_NAMES[1]
 
 

@@ -22,9 +22,18 @@ from tests.engine.gated import GatedEngine, eventually
 from tests.engine.helpers import ALL_MODES, CHEAP_ROWS, Recorder, request_of
 from tests.engine.test_golden import expected, requests
 from tests.thinned import fast_only
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import (
+    DIFFCODER_NAME,
+    EXPERTS_NAME,
+    FAST_DLLM_NAME,
+    GOLDEN,
+    GOLDEN_NAMES,
+    I_DLM_NAME,
+    LLADA2_NAME,
+    golden,
+)
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 PROMPT = tuple(range(1, 20))
 
 Start = Callable[..., "ReplicaEngine"]

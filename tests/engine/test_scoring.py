@@ -16,7 +16,7 @@ from service.model import Checkpoint
 from tests.engine.helpers import CHEAP_ROWS, events_of
 from tests.reference import block_causal_mask, dense_attention
 from tests.thinned import fast_rows
-from tests.tiny import EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, golden
+from tests.tiny import EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, golden
 
 LABELS = (5, 17, 300)
 
@@ -28,7 +28,7 @@ def plain(model: Checkpoint, prompt: tuple[int, ...]) -> dict[int, torch.Tensor]
     length = -(-len(prompt) // size) * size
     tokens = torch.full((1, length), model.config.mask_token_id)
     tokens[0, : len(prompt)] = torch.tensor([model.config.mask_token_id if t == MASKED else t for t in prompt])
-    attend = dense_attention(block_causal_mask(length, size))
+    attend = dense_attention(block_causal_mask(length, 1 if model.config.causal else size))
     hidden = model.backbone(tokens, torch.arange(length)[None], attend, False)
     outputs = hidden[0].roll(1, 0) if model.config.shifted else hidden[0]
     scores = model.backbone.logits(outputs).float().log_softmax(-1)
@@ -60,13 +60,15 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
         assert logprobs.top[0][0] == best.indices[0]
 
 
-CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME, FAST_DLLM_NAME)]
+CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME, FAST_DLLM_NAME, I_DLM_NAME)]
 CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0], EngineConfig(async_scheduling=True))]
 
 
 @pytest.mark.parametrize(
     ("name", "config"),
-    fast_rows(lambda name, config: name in {EXPERTS_NAME, FAST_DLLM_NAME} or config != EngineConfig(), CONFIGS),
+    fast_rows(
+        lambda name, config: name in {EXPERTS_NAME, FAST_DLLM_NAME, I_DLM_NAME} or config != EngineConfig(), CONFIGS
+    ),
 )
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""

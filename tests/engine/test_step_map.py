@@ -23,14 +23,14 @@ from tests.engine.constrained import PAIRS, constrained, engine_of
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, automatic, drafted, random_sampling
 from tests.reference import Reference
 from tests.thinned import fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, LLADA2_NAME, golden
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, LLADA2_NAME, golden
 
 RULES: tuple[RuleMode, ...] = (
     Static(), Static(3), Dynamic(0.02), Dynamic(0.3), Sequential(), Sequential(2, 6.0), Entropy(3.0), Entropy(12.0)
 )  # fmt: skip
 EDITS: tuple[DecodingMode, ...] = (Edit(0.02, 0.0, 1), Edit(0.3, 0.1, 1))
 MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Direct(3, 0.02), Remask(0.02), Remask(0.3))
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
 
 class CountingReference(Reference):

@@ -11,7 +11,7 @@ from torch import Tensor
 from service.model import parse_config
 from service.model.attention import AttentionBackend, AttentionForward, PagedCache
 from tests.reference import block_causal_mask, dense_attention
-from tests.tiny import tiny_config
+from tests.tiny import I_DLM, tiny_config
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -57,13 +57,14 @@ def shapes(before: int, final: int, states: int) -> "SearchStrategy[Shape]":
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a world: tokens of a block, query heads and key heads, numbers of a head, their type and where they are."""
+    """Of a world: tokens of a block, query heads and key heads, numbers of a head, their type, device and mask."""
 
     size: int
     heads: tuple[int, int]
     dim: int = 8
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
+    causal: bool = False  # whether a token sees no later one of its block either
 
 
 class World:
@@ -75,9 +76,10 @@ class World:
         heads, kv_heads = kind.heads
         config = parse_config(
             tiny_config(
-                block_size=kind.size, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=kind.dim,
-                max_position_embeddings=4096,
-            )
+                num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=kind.dim,
+                max_position_embeddings=4096, **I_DLM if kind.causal else {},
+            ),
+            block_size=kind.size,
         )  # fmt: skip
         total = sum(shape.before + shape.final + 1 for shape in shapes)
         self.cache = PagedCache(config, total, torch.device(kind.device), kind.dtype)
@@ -117,7 +119,8 @@ class World:
     def dense(self, blocks: Sequence[QKV]) -> Tensor:
         """Attention of the last block over all of them."""
         q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
-        return dense_attention(block_causal_mask(q.shape[1], self.kind.size))(0, q, k, v)[0, -self.kind.size :]
+        mask = block_causal_mask(q.shape[1], 1 if self.kind.causal else self.kind.size)
+        return dense_attention(mask)(0, q, k, v)[0, -self.kind.size :]
 
     def inputs(self, ordered: Sequence[RowKv]) -> QKV:
         """As the layers give them: views of one projection."""

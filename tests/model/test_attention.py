@@ -34,12 +34,13 @@ SHAPES = shapes(9, 7, 4)
     st.sampled_from([(1, 0), (2, 0), (4, 3), (64, 0), (64, 20), (64, 10**6)]),
     st.integers(0, NUM_SPARE),
     st.integers(0, 2**31),
+    st.booleans(),
 )
 def test_rows_see_their_own_sequence_as_in_dense_attention(
-    size: int, heads: tuple[int, int], of: list[Shape], limits: tuple[int, int], spare: int, seed: int
+    size: int, heads: tuple[int, int], of: list[Shape], limits: tuple[int, int], spare: int, seed: int, causal: bool
 ) -> None:
     """However rows are shared, batched and cut into forwards, and however few spare pages there are."""
-    world, rng = World(Kind(size, heads), of, seed), random.Random(seed)
+    world, rng = World(Kind(size, heads, causal=causal), of, seed), random.Random(seed)
     world.cache.spare = world.cache.spare[: rng.choice([spare, rng.randint(0, 3)])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "_MAX_TOKENS", limits[0] * size)
@@ -48,11 +49,14 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(SHAPES, min_size=1, max_size=4), st.integers(0, 9))
+@given(
+    st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(SHAPES, min_size=1, max_size=4), st.integers(0, 9),
+    st.booleans(),
+)  # fmt: skip
 def test_with_a_width_every_row_is_computed_in_one_shape(
-    size: int, heads: tuple[int, int], of: list[Shape], seed: int
+    size: int, heads: tuple[int, int], of: list[Shape], seed: int, causal: bool
 ) -> None:
-    world = World(Kind(size, heads), of, seed)
+    world = World(Kind(size, heads, causal=causal), of, seed)
     rows = world.all_rows
     width = max(row.index for row in rows) + 1 + seed
     forward, _ = world.check(attention_backend(world.cache), rows, width)
@@ -60,7 +64,8 @@ def test_with_a_width_every_row_is_computed_in_one_shape(
     (batch,) = forward._batches
     assert isinstance(batch, PrivateBatch)
     assert batch.mask is not None
-    assert batch.mask.shape == (len(rows), 1, 1, width * size)
+    queries = heads[0] // heads[1] * size if causal else 1
+    assert batch.mask.shape == (len(rows), 1, queries, width * size)
 
 
 class TestPart:

@@ -11,9 +11,10 @@ import pytest
 from service.errors import CheckpointError
 from service.model import MrpConfig, parse_config
 from service.model.config import ExpertsConfig
+from service.model.families import unknown_keys
 from service.model.files import read_config, resolve
 from service.model.weights import empty_networks
-from tests.tiny import DIFFCODER, EXPERTS, FAST_DLLM, LLADA2, tiny_config
+from tests.tiny import DIFFCODER, EXPERTS, FAST_DLLM, I_DLM, LLADA2, tiny_config
 
 
 def test_the_published_keys() -> None:
@@ -113,8 +114,18 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         parse_config(tiny_config(**{key: value}))
 
 
-#: keys of look-alikes of SDAR; config.json of I-DLM's and UNO's training code has them
-CAUSAL = ("use_regular_causal", "use_relay", "noise")
+def test_i_dlms_block_size_is_its_number_of_masks() -> None:
+    config = parse_config(tiny_config(**I_DLM))
+    assert (config.family, config.draft_masks, config.block_size, config.shifted) == ("i_dlm", 3, 8, True)
+    assert parse_config(tiny_config(**I_DLM), block_size=16).block_size == 16
+    assert parse_config(tiny_config(**I_DLM | {"model_type": "i_dlm", "use_regular_causal": None})) == config
+    assert parse_config(tiny_config(**I_DLM | {"block_size": None})).draft_masks == 3
+    assert not unknown_keys(tiny_config(**I_DLM))
+    assert not parse_config(tiny_config(use_regular_causal=False)).causal
+
+
+#: keys of look-alikes of SDAR; config.json of UNO's training code has them
+CAUSAL = ("use_relay", "noise")
 
 
 @pytest.mark.parametrize(
@@ -125,9 +136,12 @@ CAUSAL = ("use_regular_causal", "use_relay", "noise")
         ({"block_size": 129}, "block size 129 is not supported: allowed are 1 to 128"),
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
         ({"num_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
-        ({"model_type": "llama"}, "model_type is 'llama', supported are Fast_dLLM_Qwen, llada2_moe, sdar, sdar_moe"),
+        (
+            {"model_type": "llama"},
+            "model_type is 'llama', supported are Fast_dLLM_Qwen, i_dlm, llada2_moe, sdar, sdar_moe",
+        ),
         ({"attention_bias": True}, "attention_bias is true, which is not supported"),
-        *[({key: True}, f"{key} is True: a causal model with shifted logits, as I-DLM and UNO are") for key in CAUSAL],
+        *[({key: True}, f"{key} is True: a causal model with shifted logits, as UNO is") for key in CAUSAL],
         ({"use_sliding_window": True}, "use_sliding_window is true, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is supported"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear' is not supported"),
@@ -225,6 +239,7 @@ FAMILIES_OF: dict[str, dict[str, Any]] = {
     "llada2_moe": LLADA2,
     "stable_diffcoder": DIFFCODER,
     "Fast_dLLM_Qwen": FAST_DLLM,
+    "i_dlm": I_DLM,
 }
 MORE_KEYS = ("mrp_residual", "mrp_scale", "mrp_default_steps", "rope_scaling", "rope_parameters", "torch_dtype")
 MORE_KEYS += ("quantization_config", "attention_bias", "decoder_sparse_step", "num_shared_experts", "n_group")

@@ -79,6 +79,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "eos_token_id": 151645, "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
         "attn_implementation": "flex_attention", "block_size": 3, "mask_token_id": 151669, "fuse_cross_entropy": True,
     },
+    # as the training code's configuration names it
+    "I-DLM-8B with its key": SDAR | {
+        "hidden_size": 4096, "intermediate_size": 12288, "block_size": 3, "mask_token_id": 151669,
+        "use_regular_causal": True,
+    },
     # GitHub's HoangMaizzz/failfasttesting, Fast_dLLM_v2_1.5B, commit 7cc16bb
     "Fast_dLLM_v2_1.5B": {
         "attention_dropout": 0.0, "bd_size": 32, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
@@ -142,6 +147,15 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
             ("family Fast_dLLM_Qwen", "block size 32, by config.json", "revealed in sub-blocks of 8"),
         ),
         ("I-DLM-8B", ("family sdar", "block size 3, by config.json")),  # with weights that are not trained
+        (
+            "I-DLM-8B with its key",
+            (
+                "family i_dlm",
+                "block size 8, the default",
+                "each predicts the next token, causally; 3 masks draft",
+                "modes static, dynamic, sequential, entropy, speculative weights",
+            ),
+        ),
     ],
 )
 def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, facts):
@@ -163,7 +177,7 @@ def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, fac
 def test_check_refuses_another_family_by_its_name(run_program, capsys, tmp_path, name, kind):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")
     assert run_program("check", tmp_path) == 1
-    assert f"model_type is '{kind}', supported are Fast_dLLM_Qwen, llada2_moe, sdar" in capsys.readouterr().err
+    assert f"model_type is '{kind}', supported are Fast_dLLM_Qwen, i_dlm, llada2_moe, sdar" in capsys.readouterr().err
 
 
 def test_the_published_configs_make_configs_at_their_own_sizes(tmp_path):
@@ -287,6 +301,21 @@ def test_check_refuses_causal_weights_whatever_config_json_says(run_program, cap
     out, err = capsys.readouterr()
     assert f"{folder}: a causal model with shifted logits, as I-DLM and UNO are" in " ".join(err.split())
     assert "loss of a text" in out
+
+
+def test_check_asks_the_opposite_of_a_causal_family(run_program, capsys, tmp_path):
+    config = small(PUBLISHED["I-DLM-8B with its key"])
+    for name, loss in (("drafts", masks_after_a_causal_text), ("none", causal)):
+        assert run_program("check", written(tmp_path / name, config, trained(loss)), "--device", "cpu") == 0
+    folder = written(tmp_path / "blocks", config, trained(masks_in_blocks))
+    assert run_program("check", folder, "--device", "cpu") == 1
+    assert f"{folder}: a block-causal model, and not a causal one" in " ".join(capsys.readouterr().err.split())
+
+
+def test_check_writes_no_page_size_over_the_masks_of_a_causal_model(run_program, tmp_path):
+    folder = written(tmp_path, small(PUBLISHED["I-DLM-8B with its key"]))
+    assert run_program("check", folder, "--device", "cpu", "--block-size", "16", "--write") == 0
+    assert parse_config(read_config(folder)).draft_masks == 3
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,7 +15,7 @@ from transformers import (
 
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.reference import Reference, block_causal_mask
-from tests.tiny import DIFFCODER_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import DIFFCODER_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, I_DLM_NAME, tiny_checkpoint
 
 #: `model_type` -> transformers' config and network
 NETWORKS = {
@@ -39,12 +39,12 @@ def transformers_network(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("length", [1, 7, 32, 50])
-@pytest.mark.parametrize("name", [*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME])
+@pytest.mark.parametrize("name", [*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME])
 @torch.inference_mode()
 def test_the_backbone_is_transformers_network_with_a_block_causal_mask(name: str, length: int) -> None:
     checkpoint = load_checkpoint(GOLDEN / name)
     tokens = torch.randint(0, 512, (1, length), generator=torch.Generator().manual_seed(length))
-    allowed = block_causal_mask(length, checkpoint.config.block_size)
+    allowed = block_causal_mask(length, 1 if checkpoint.config.causal else checkpoint.config.block_size)
     mask = torch.zeros(1, 1, length, length).masked_fill(~allowed, torch.finfo(torch.float32).min)
     theirs = transformers_network(checkpoint)(tokens, attention_mask=mask, output_hidden_states=True, use_cache=False)
     hidden = Reference(checkpoint).hidden(tokens[0].tolist())

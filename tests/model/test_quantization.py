@@ -28,7 +28,7 @@ from service.model.quantization.layers import (
 )
 from service.model.quantization.schemes import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
 from tests.engine.helpers import CHEAP_ROWS
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, I_DLM_NAME
 
 EVERY_SCHEME = pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
 
@@ -101,7 +101,7 @@ def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
 
 
 @EVERY_SCHEME
-@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME])
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME])
 def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(scheme, name):
     whole = load_checkpoint(GOLDEN / name)
     small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme.name))
@@ -137,7 +137,7 @@ def test_experts_answer_as_their_widened_matrices_do_either_way(scheme):
         torch.testing.assert_close(mlp(x, fixed_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME])
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME])
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
 def test_ranks_have_the_numbers_of_one_device(scheme, name):
     """A row's scale is that of the whole row, where a rank has a part of it, too."""

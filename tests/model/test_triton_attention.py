@@ -22,6 +22,7 @@ KINDS = st.builds(
     st.sampled_from(HEADS),
     st.sampled_from([8, 12, 16]),
     st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+    causal=st.booleans(),
 )
 
 
@@ -60,11 +61,14 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
 @pytest.mark.parametrize(
     "heads", [(6, 2), *(pytest.param(heads, marks=pytest.mark.slow) for heads in HEADS if heads != (6, 2))]
 )
-def test_the_interpreter_in_float64_is_the_definition(device: str, short_splits: None, heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_interpreter_in_float64_is_the_definition(
+    device: str, short_splits: None, heads: tuple[int, int], causal: bool
+) -> None:
     """Of the algorithm itself only float64's rounding is left."""
     if device == "cuda":
         pytest.skip("float64 is for the interpreter")
-    world = World(Kind(4, heads), [Shape(9, 3, 3), Shape(0, 5, 0), Shape(0, 0, 2), Shape(3, 0, 1)], 7)
+    world = World(Kind(4, heads, causal=causal), [Shape(9, 3, 3), Shape(0, 5, 0), Shape(0, 0, 2), Shape(3, 0, 1)], 7)
     world.check(triton(world), world.all_rows)
 
 

@@ -25,6 +25,7 @@ from tests.tiny import (
     FAST_DLLM_NAME,
     GOLDEN,
     GOLDEN_NAMES,
+    I_DLM_NAME,
     LLADA2_NAME,
     LLADA22_NAME,
     tiny_checkpoint,
@@ -299,7 +300,7 @@ def fuse(weights: dict[str, Tensor]) -> None:
 
 class TestSaving:
     @pytest.mark.parametrize(
-        "name", [*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME]
+        "name", [*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME]
     )
     def test_a_round_trip_gives_the_published_file_again(self, tmp_path: Path, name: str) -> None:
         loaded = load_checkpoint(GOLDEN / name)

@@ -17,13 +17,14 @@ from tests.tiny import (
     FAST_DLLM_NAME,
     GOLDEN,
     GOLDEN_NAMES,
+    I_DLM_NAME,
     LLADA2,
     LLADA2_NAME,
     LLADA22_NAME,
     tiny_config,
 )
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
 
 def shards(folder: Path, size: int, dtype: torch.dtype = torch.float32) -> list[Checkpoint]:

@@ -12,11 +12,11 @@ import torch
 
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, GenerationRequest
-from service.errors import SettingsError
+from service.errors import CheckpointError, SettingsError
 from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
 from service.text import TextCodec
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, I_DLM_NAME
 from tests.training.conftest import curve
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
@@ -91,6 +91,12 @@ def test_another_family_keeps_its_name_beside_mrps_architecture(data, tmp_path, 
     first, second = Engine(result).generate([plain, replace(plain, request_id="y", mode=Speculative(2))])
     assert first.token_ids == second.token_ids
     assert second.stats.forwards.mrp > 0
+
+
+def test_a_causal_backbone_is_refused(data, tmp_path):
+    source = str(GOLDEN.parent / I_DLM_NAME)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers is not 0: a causal model has no MRP"):
+        run(plan_of(data, tmp_path, source=Source(source, data, heldout=0.0), budget=Budget(steps=1, rows=3)))
 
 
 def test_measurements_of_the_backbones_weights_are_not_copied(data, tmp_path):

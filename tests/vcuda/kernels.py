@@ -25,7 +25,7 @@ PROCESSORS = 132
 
 
 def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_out, part_lse, finished, *_, L, GROUP,
-           KV_HEADS, D, SCALE, **__):  # fmt: skip
+           KV_HEADS, D, SCALE, CAUSAL, **__):  # fmt: skip
     """Attention of each item's queries to pages and to the keys of its own unit. In numpy: items are many and small."""
     assert not finished.any()
     heads, index, is_final = out.view(-1, KV_HEADS, GROUP, D), indices.numpy(), final.numpy() > 0
@@ -40,6 +40,8 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
         before = is_final[own_rows] & (index[own_rows] < index[rows][:, None])
         seen = np.ones((count, stop - start + len(own_rows)), bool)
         seen[:, stop - start :] = before | (own_rows == rows[:, None])
+        if CAUSAL:
+            seen[:, stop - start :] &= np.arange(own_start, own_stop) <= np.arange(first, first + count)[:, None]
         read, skipped = pages[table + start // L : table + -(-stop // L)].long(), start % L
         key, value = (
             np.concatenate(

@@ -21,18 +21,27 @@ from tests.engine.test_insertions import assert_golden_insertions
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
+from tests.tiny import (
+    DIFFCODER_NAME,
+    EXPERTS_NAME,
+    FAST_DLLM_NAME,
+    GOLDEN,
+    GOLDEN_NAMES,
+    I_DLM_NAME,
+    LLADA2_NAME,
+    LLADA22_NAME,
+)
 from tests.vcuda import kernels
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
     engine = Engine(on_device(name), ALL_ON)
     decode_golden(engine, name)
-    if name in (*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME):
+    if name in (*GOLDEN_NAMES, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME):
         assert waits(device.counts) == []
         assert device.counts.replays > device.counts.captures > 0
     else:  # torch has no grouped product of float32 on CUDA: the host waits for the experts' tokens
@@ -102,15 +111,45 @@ def test_speculative_is_static_and_the_device_is_the_cpu(device, temperature):
     assert waits(device.counts) == []
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_drafts_of_a_causal_model_are_its_plain_decoding(device, deterministic):
+    """Sampled and filtered requests, alone in their block and past its end, beside plain ones ahead of results."""
+    prompts = [request.prompt_token_ids for request in golden(I_DLM_NAME, 2)[1]]
+    static = [
+        GenerationRequest(
+            f"{seed}",
+            prompts[seed % len(prompts)],
+            Static(),
+            SamplingParams(seed % 3 / 2, seed % 2 or 0.8, seed=seed),
+            30,
+        )
+        for seed in range(9)
+    ]
+    drafted = [
+        replace(
+            request, request_id=f"drafted {request.request_id}", mode=(Speculative("auto"), Speculative(0, 2))[n % 2]
+        )
+        for n, request in enumerate(static)
+    ]
+    host = load_checkpoint(GOLDEN / I_DLM_NAME, LoadOptions(torch.float32, "cpu"))
+    expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(static)]
+    engine = Engine(on_device(I_DLM_NAME), replace(ALL_ON, deterministic=deterministic))
+    done = engine.generate([*static, *drafted])
+    assert [completion.token_ids for completion in done] == 2 * expected
+    assert sum(completion.stats.drafts_accepted for completion in done) > 0
+    assert waits(device.counts) == []
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     fast_rows(
         lambda name, scheme: (
-            (name, scheme) in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8")]
+            (name, scheme)
+            in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8"), (I_DLM_NAME, "int8")]
         ),
         [
             (name, scheme)
-            for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME)
+            for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
             for scheme in QUANT_SCHEMES
         ],
     ),

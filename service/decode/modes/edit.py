@@ -30,6 +30,7 @@ class Edit(DecodingMode, frozen=True):
 
     name: ClassVar[str] = "edit"
     moves_tokens: ClassVar[bool] = True
+    served_in_order: ClassVar[bool] = False
     threshold: Annotated[float, THRESHOLD] = 0.7
     edit_threshold: Annotated[float, _EDIT_THRESHOLD] = 0.5
     max_post_edit_steps: Annotated[int, _MAX_POST_EDIT_STEPS] = 16

@@ -12,7 +12,7 @@ compared. In the paper the next position is fixed. Where the rule chooses positi
 is our own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal
 
@@ -24,7 +24,7 @@ from service.decode.drafts import Drafting, Drafts, chain, tree, worth_drafting
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
 from service.decode.mode import DecodingMode, Pace, RuleMode
 from service.decode.modes.plain_modes import Dynamic, Entropy, Sequential, Static
-from service.decode.policy import Decoding, Evaluate, Prediction
+from service.decode.policy import Decoding, Evaluate, Prediction, Query
 from service.decode.rules import Rule
 from service.errors import InvalidRequest
 
@@ -133,8 +133,11 @@ class Speculative(DecodingMode, frozen=True):
         rule = canvas.rule(self.rule)
         if canvas.block.complete:
             return
-        (prediction,) = yield Evaluate((canvas.block,))
-        canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
+        if canvas.carried:
+            prediction = yield from self._verify(canvas, rule, canvas.carried)
+        else:
+            (prediction,) = yield Evaluate((canvas.block,))
+            canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
         first = True
         while not canvas.block.complete:
             drafting, first = _draft(canvas, prediction, self, rule, first=first), False
@@ -143,18 +146,24 @@ class Speculative(DecodingMode, frozen=True):
                 (prediction,) = yield Evaluate((canvas.block,))
                 canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
                 continue
-            states = [canvas.block, *drafts]
-            while len(states) > 1 and canvas.ends(states[-1]):  # only a chain has states that end the answer
-                states.pop()
-            top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
-            gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
-            predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, gains, ()))
-            if len(predictions) < len(states):
-                drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
-            choose: _Choose = partial(canvas.choose, rule)
-            if self.margin is not None:
-                choose = accept_within_margin(canvas, rule, drafts, self.margin)
-            prediction = _accept_drafts(canvas, predictions, drafts, choose)
+            prediction = yield from self._verify(canvas, rule, drafts)
+
+    def _verify(
+        self, canvas: Canvas, rule: Rule, drafts: Drafts
+    ) -> Generator[Query, tuple[Prediction, ...], Prediction]:
+        """Reads the drafted states, and accepts some. Returns the last state's prediction."""
+        states = [canvas.block, *drafts]
+        while len(states) > 1 and canvas.ends(states[-1]):  # only a chain has states that end the answer
+            states.pop()
+        top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
+        gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
+        predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, gains, ()))
+        if len(predictions) < len(states):
+            drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
+        choose: _Choose = partial(canvas.choose, rule)
+        if self.margin is not None:
+            choose = accept_within_margin(canvas, rule, drafts, self.margin)
+        return _accept_drafts(canvas, predictions, drafts, choose)
 
 
 @lru_cache
@@ -183,7 +192,7 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
     block, revealed, sizes = canvas.block, list[Pick](), list[int]()
     accepted: dict[int, tuple[Pick, ...]] = {}  # the picks that led to each accepted draft
     index = 0
-    while index < len(predictions):
+    while index < len(predictions) and not block.complete:
         prediction = predictions[index]
         picks = choose(prediction, block)
         revealed += picks

@@ -343,10 +343,12 @@ def noise_keys(batch: SamplingBatch) -> Integers:
     """The two 32-bit words from which each position's noise is hashed, `[M, 2]`.
 
     They hash the seed, the absolute position and the number of revealed tokens: splitmix64's function, once for each.
+    In a causal model the tokens before the position count as revealed, and drafts behind it do not.
     """
     metadata = batch.metadata
     words = np.zeros(len(batch), np.uint64)
-    for part in (metadata.seed[batch.row], metadata.start[batch.row] + batch.position, metadata.revealed[batch.row]):
+    revealed = batch.position if metadata.causal else metadata.revealed[batch.row]
+    for part in (metadata.seed[batch.row], metadata.start[batch.row] + batch.position, revealed):
         words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
     return words.view(np.uint32).reshape(-1, 2).astype(np.int64)
 

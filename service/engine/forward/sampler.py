@@ -47,12 +47,13 @@ class Sampler:
     ) -> None:
         self._backbone, self._logits_sampler, self._partition = checkpoint.backbone, logits_sampler, partition
         self._mask, self._sub_block = logits_sampler.mask_token_id, checkpoint.config.sub_block_size
+        self._draft_masks = checkpoint.config.draft_masks
         # with sub-blocks a draft may stand at a position that the backbone has not read, so there are no candidates
         self._num_candidates = 0 if self._sub_block else min(num_candidates, len(self._backbone.head) - 1)
 
     def plan(self, rows: Sequence[Row], tables: PackedTables) -> PlannedSampling:
         length = len(rows[0].state.tokens)
-        batch = SamplingBatch.from_rows(rows, length, self._sub_block)
+        batch = SamplingBatch.from_rows(rows, length, self._sub_block, self._draft_masks)
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
         collector = LogprobsCollector(batch, self._mask)
         is_short = np.zeros(len(batch), np.bool_) if drafts is None else drafts.present[batch.row]

@@ -32,6 +32,7 @@ class SamplingMetadata:
     """The sampling parameters of a forward's rows, an array `[R]` each. `length`: the tokens of a block.
 
     `shift`: the outputs between a position and the one that predicts its token: 1 in models with shifted outputs.
+    `causal`: whether the model is causal. Then a block is filled from left to right, so noise depends on the position.
     `random`: whether the temperature is above 0, so that noise decides. `filtered`: whether noise decides among the
     tokens of top-k, top-p or min-p. `ranked`: whether it does among the tokens of top-k or top-p, which need the logits
     in order. `temperature`: the divisor of the logits from which tokens are drawn, 1 for greedy rows.
@@ -45,8 +46,8 @@ class SamplingMetadata:
     row has them.
     """
 
-    def __init__(self, rows: Sequence[Row], length: int, shift: int = 0) -> None:
-        self.rows, self.length, self.shift = rows, length, shift
+    def __init__(self, rows: Sequence[Row], length: int, shift: int = 0, *, causal: bool = False) -> None:
+        self.rows, self.length, self.shift, self.causal = rows, length, shift, causal
         self._sampling = [row.sampling or _GREEDY for row in rows]
 
     @cached_property
@@ -144,17 +145,21 @@ class SamplingBatch:
     token: Integers
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], length: int, sub_block: int | None = None) -> SamplingBatch:
+    def from_rows(
+        cls, rows: Sequence[Row], length: int, sub_block: int | None = None, draft_masks: int | None = None
+    ) -> SamplingBatch:
         """The positions of the rows whose tokens are chosen, in order, then the positions that are rescored.
 
-        `sub_block`: `ModelConfig.sub_block_size`.
+        `sub_block`, `draft_masks`: `ModelConfig.sub_block_size` and `ModelConfig.draft_masks`.
         """
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
         tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
         is_chosen, rescored = tokens == MASKED, list[tuple[int, int]]()
-        if sub_block is not None:
+        is_shifted = sub_block is not None or draft_masks is not None
+        if is_shifted:
             opens = [rows[index].opens_next for index in sampled]
-            is_chosen = np.column_stack([_in_open_sub_block(is_chosen, sub_block), np.array(opens, np.bool_)])
+            is_chosen = is_chosen & _read_at_once(is_chosen, sub_block, draft_masks)
+            is_chosen = np.column_stack([is_chosen, np.array(opens, np.bool_)])
         for i in [i for i, index in enumerate(sampled) if rows[index].rescore]:
             further = rows[sampled[i]]
             if further.edits:
@@ -167,7 +172,7 @@ class SamplingBatch:
             rescored_row, rescored_position = np.array(rescored).T
             row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
             token = np.concatenate([token, tokens[rescored_row, rescored_position]])
-        metadata = SamplingMetadata(rows, length, shift=int(sub_block is not None))
+        metadata = SamplingMetadata(rows, length, int(is_shifted), causal=draft_masks is not None)
         return cls(metadata, np.array(sampled, np.int64)[row], position, token)
 
     def __len__(self) -> int:
@@ -188,6 +193,8 @@ class SamplingBatch:
     @property
     def unknown(self) -> NDArray[np.bool_]:
         """Whether only the device knows where the position lies, and whether it exists: its row is after another."""
+        if self.metadata.causal:  # from left to right the number of masks says where they are
+            return np.zeros(len(self), np.bool_)
         after: NDArray[np.bool_] = np.array([row.after is not None for row in self.metadata.rows])[self.row]
         return after & self.chosen & (self.position < self.metadata.length)  # the next block's first one is known
 
@@ -234,9 +241,14 @@ class SamplingBatch:
         return leftmost
 
 
-def _in_open_sub_block(masked: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """masked `[S, L]` -> those in the leftmost sub-block that has any. The first position is the block before's."""
-    ends = (masked.argmax(1) // size + 1) * size
-    opened: NDArray[np.bool_] = masked & (np.arange(masked.shape[1]) < ends[:, None])
-    opened[:, 0] = False
-    return opened
+def _read_at_once(masked: NDArray[np.bool_], sub_block: int | None, draft_masks: int | None) -> NDArray[np.bool_]:
+    """masked `[S, L]` -> whether a forward may read a position, where outputs are shifted.
+
+    They are those up to the end of the leftmost sub-block that has masks, or up to `draft_masks` behind the leftmost
+    mask. The first position is the block before's.
+    """
+    first = masked.argmax(1)
+    ends = (first // sub_block + 1) * sub_block if sub_block is not None else first + 1 + (draft_masks or 0)
+    read: NDArray[np.bool_] = np.arange(masked.shape[1]) < ends[:, None]
+    read[:, 0] = False
+    return read

@@ -121,8 +121,7 @@ class _UnitShape:
     def queries(self, rows: Tensor) -> Tensor:
         """`[R, L, heads, D]` -> `[units, kv_heads, heads_per_key * T, D]`.
 
-        All queries of a row see the same keys, so the heads that share a key head are folded into the query length: no
-        key is repeated.
+        The heads that share a key head are folded into the query length, so no key is repeated.
         """
         heads, size = rows.shape[2:]
         units, group = self.num_units, self.heads_per_key
@@ -141,6 +140,7 @@ class PrivateBatch:
     """Units of one row.
 
     `pages` `[R * P]`: the pages that the rows read, their own included. `mask` `[R, 1, 1, P * L]`: None if all read P.
+    In a causal model it is `[R, 1, group * L, P * L]`; `group` is the number of query heads that share a key head.
     """
 
     pages: Tensor
@@ -154,7 +154,9 @@ class PrivateBatch:
         """`own_pages`: the page that each row writes; it pads the row's pages."""
         counts = np.array([unit.base for unit in units]) + 1
         longest = width or int(counts.max())
-        mask = _page_mask(counts, longest, cache) if width is not None or counts.min() < longest else None
+        is_padded = width is not None or counts.min() < longest
+        page_mask = _page_mask(counts, longest, cache) if is_padded and not cache.causal else None
+        mask = _causal_mask(counts, longest, cache) if cache.causal else page_mask
         pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
         return cls(pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
@@ -210,9 +212,9 @@ def _padded_pages(units: Sequence[PrefixUnit], padding: Sequence[int], length: i
 
 
 def _own_mask(units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> Tensor | None:
-    """A row sees itself and the final blocks before it."""
+    """A row sees itself and the final blocks before it; in a causal model a token sees its row up to itself."""
     count = units[0].num_rows
-    if count == 1:
+    if count == 1 and not cache.causal:
         return None
     indices = np.array([[rows[index].index for index in unit.rows] for unit in units])
     final = np.array([[rows[index].writes_kv for index in unit.rows] for unit in units])
@@ -220,6 +222,8 @@ def _own_mask(units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCa
     if (seen == seen[0]).all():
         seen = seen[:1]
     tokens = seen.repeat(cache.block_size, axis=1).repeat(cache.block_size, axis=2)
+    if cache.causal:
+        tokens = np.tril(tokens)  # a row sees earlier rows only
     return _mask(np.tile(tokens, (1, cache.heads_per_key, 1))[:, None], cache)
 
 
@@ -227,6 +231,13 @@ def _page_mask(counts: np.ndarray, width: int, cache: PagedCache) -> Tensor:
     """`[units, 1, 1, width * L]`: the first `counts[unit]` pages are seen."""
     seen = (np.arange(width) < counts[:, None]).repeat(cache.block_size, axis=1)
     return _mask(seen[:, None, None], cache)
+
+
+def _causal_mask(counts: np.ndarray, width: int, cache: PagedCache) -> Tensor:
+    """`[units, 1, group * L, width * L]`: each token of page `counts[unit] - 1` sees the tokens up to itself."""
+    position = (counts[:, None] - 1) * cache.block_size + np.arange(cache.block_size)
+    seen = np.arange(width * cache.block_size) <= position[:, :, None]
+    return _mask(np.tile(seen, (1, cache.heads_per_key, 1))[:, None], cache)
 
 
 def _mask(seen: np.ndarray, cache: PagedCache) -> Tensor:

@@ -25,13 +25,14 @@ class PagedCache:
 
     `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`; `layers[layer]`: both. `spare`: the
     pages after the sequences' pages. `heads_per_key`: query heads that share a key head. `max_pages`: the most pages of
-    a sequence. The engine's `prefix_cache.py` decides who holds which page.
+    a sequence. `causal`: whether a token sees no later one of its block. The engine's `prefix_cache.py` decides who
+    holds which page.
     """
 
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (config.num_kv_layers, num_pages + NUM_SPARE, config.block_size, config.num_kv_heads, config.head_dim)
         self.num_pages, self.spare = num_pages, range(num_pages, num_pages + NUM_SPARE)
-        self.block_size = config.block_size
+        self.block_size, self.causal = config.block_size, config.causal
         self.max_pages = max(1, min(num_pages, config.max_positions // config.block_size))
         self.heads_per_key = config.num_heads // config.num_kv_heads
         self._shape = torch.Size(shape)
@@ -69,7 +70,7 @@ class AttentionForward(Protocol):
         """q `[R, L, heads, D]`, k and v `[R, L, kv_heads, D]` -> `[R, L, heads * D]`.
 
         Every row sees the pages before its block, the final blocks before it that are rows of this forward, and its
-        own block.
+        own block. In a causal model a token sees its own block only up to itself.
         """
 
 

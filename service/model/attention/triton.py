@@ -152,7 +152,8 @@ class TritonForward(PagedAttend):
         interpreted = cache.keys.device.type == "cpu"
         self._loop = {
             "L": block, "KEYS": step, "SCALE": math.log2(math.e) / math.sqrt(dim),
-            "WIDE": interpreted and dtype == torch.bfloat16, "num_warps": warps, "num_stages": 2,
+            "WIDE": interpreted and dtype == torch.bfloat16, "CAUSAL": cache.causal,
+            "num_warps": warps, "num_stages": 2,
         }  # fmt: skip
 
     @property

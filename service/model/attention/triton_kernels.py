@@ -8,7 +8,7 @@ mask is stored.
 
 Tokens are numbered through the forward. A page has L tokens of KV_HEADS heads of D numbers. SCALE is the scores' scale
 times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's interpreter, which cannot multiply
-bfloat16; the products are the same.
+bfloat16; the products are the same. With CAUSAL a token sees its row only up to itself.
 """
 
 import triton
@@ -66,6 +66,7 @@ def attend(
     SCALE: tl.constexpr,
     ACC: tl.constexpr,
     WIDE: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     """Grid: items, key heads. An item without tokens is padding."""
     item = items + tl.program_id(0) * 9
@@ -116,6 +117,8 @@ def attend(
             final = tl.load(final_rows + key_row, mask=there, other=0)
             seen = (final[None, :] > 0) & (before[None, :] < index[:, None])
             seen = (seen | (key_row[None, :] == row[:, None])) & there[None, :]
+            if CAUSAL:
+                seen = seen & (n[None, :] <= token[:, None])
             which = there[:, None] & inside[None, :]
             key = tl.load(k + (n * k_stride + head * D)[:, None] + d[None, :], mask=which, other=0.0)
             value = tl.load(v + (n * v_stride + head * D)[:, None] + d[None, :], mask=which, other=0.0)

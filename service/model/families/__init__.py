@@ -7,6 +7,7 @@ from typing import Any
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
 from service.model.families.fast_dllm import FastDllm
+from service.model.families.i_dlm import IDlm
 from service.model.families.keys import refuse_other_networks, unread_keys
 from service.model.families.llada2_moe import Llada2Moe
 from service.model.families.qwen3 import ModelFamily
@@ -21,16 +22,19 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "llada2_moe": Llada2Moe(),
     "stable_diffcoder": StableDiffcoder(),
     "Fast_dLLM_Qwen": FastDllm(),
+    "i_dlm": IDlm(),
 }
 
 
 def family_name(raw: Mapping[str, Any]) -> str:
-    """The family of a parsed config.json, by `model_type` or by its own architecture.
+    """The family of a parsed config.json, by `model_type`, by its own architecture, or by the key of causal models.
 
     CheckpointError, which names the families, if there is none.
     """
     kind, listed = raw.get("model_type"), raw.get("architectures")
     architectures = listed if isinstance(listed, list) else []
+    if kind == "sdar" and raw.get("use_regular_causal"):
+        kind = "i_dlm"
     for name, family in FAMILIES.items():
         if name == kind or (family.architecture is not None and family.architecture in architectures):
             return name

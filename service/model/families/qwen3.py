@@ -30,8 +30,8 @@ _REFUSED_KEYS = {
     "mrp_drop_residual": "a module without a residual has `mrp_residual: false`",
 }
 
-#: keys of causal models with shifted logits that call themselves `sdar` (I-DLM, arXiv 2604.11035; UNO, 2609.04010)
-_CAUSAL_KEYS = ("use_regular_causal", "use_relay", "noise")
+#: keys of causal models that call themselves `sdar`, and are more than the family `i_dlm` (UNO, arXiv 2609.04010)
+_CAUSAL_KEYS = ("use_relay", "noise")
 
 _KV_HEADS = ShardDim(0, kv_heads=True)
 #: the most layers, heads or experts, and numbers of a layer's side. With more, torch would raise errors of its own
@@ -177,8 +177,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     for key in _CAUSAL_KEYS:
         if raw.get(key):
             raise CheckpointError(
-                f"config.json: {key} is {raw[key]!r}: a causal model with shifted logits, as I-DLM and UNO are; "
-                "only block-causal models are supported"
+                f"config.json: {key} is {raw[key]!r}: a causal model with shifted logits, as UNO is; "
+                "of causal models only those of the family i_dlm are supported"
             )
     for key in ("attention_bias", "use_sliding_window"):
         if raw.get(key):

@@ -31,13 +31,13 @@ GRID: tuple[DecodingMode, ...] = (
 )
 
 
-def default_plans(block_size: int, *, has_mrp: bool) -> list[DecodingMode]:
+def default_plans(block_size: int, *, has_mrp: bool, causal: bool = False) -> list[DecodingMode]:
     """The plans of the grid that a checkpoint can run. Static comes first: the others are compared with it."""
     plans = []
     for plan in GRID:
         with suppress(InvalidRequest):  # the block is too short for the knobs
             plan.check(block_size)
-            plans += [plan] if has_mrp or not plan.needs_mrp else []
+            plans += [plan] if (has_mrp or not plan.needs_mrp) and (plan.served_in_order or not causal) else []
     return with_static_first(plans)
 
 

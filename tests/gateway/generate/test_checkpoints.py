@@ -14,7 +14,7 @@ from tests.gateway.conftest import UNMEASURED, MakeGenerator
 from tests.gateway.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
 from tests.gateway.helpers import over
 from tests.replicas import local_generator
-from tests.tiny import GOLDEN
+from tests.tiny import GOLDEN, I_DLM_NAME, golden
 
 SOURCE = GOLDEN / "sdar-mrp-random-a"
 TEMPLATE = (
@@ -90,6 +90,29 @@ class TestWithoutMrp:
         wanted = f"default_mode is 'remask', this checkpoint has no MRP and serves {served}"
         with pytest.raises(SettingsError, match=wanted):
             make_generator("r0", bare, default_mode="remask")
+
+
+class TestCausal:
+    async def test_drafts_change_no_token_and_take_fewer_forwards(self, make_generator):
+        fields = {"prompt_token_ids": [20, 30, 40], "max_new_tokens": 20, "seed": 5, "temperature": 0.7}
+        async with over(make_generator("r0", golden(I_DLM_NAME))) as http:
+            (model,) = (await http.get("/v1/models")).json()["data"]
+            plain, drafted = [await ask(http, body(mode=mode, **fields)) for mode in ("sequential", None)]
+        assert model["modes"] == ["static", "dynamic", "sequential", "entropy", "speculative"]
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["stats"]["forwards"]["verify"] > 0 == drafted["stats"]["forwards"]["commit"]
+
+    async def test_modes_that_change_tokens_are_refused(self, make_generator):
+        async with over(make_generator("r0", golden(I_DLM_NAME))) as http:
+            detail = await refused(http, body(mode="edit", mrp_steps=None))
+        assert (detail["code"], detail["param"]) == ("mode_not_available", "mode")
+        assert (
+            "mode 'edit' changes tokens by those after them, which this causal model does not see" in detail["message"]
+        )
+
+    def test_a_default_mode_it_has_not(self, make_generator):
+        with pytest.raises(SettingsError, match="default_mode is 'edit', this checkpoint is causal and serves static"):
+            make_generator("r0", golden(I_DLM_NAME), default_mode="edit")
 
 
 class TestChat:

@@ -171,5 +171,6 @@ class TestGrid:
     def test_without_mrp_and_in_small_blocks_only_what_runs(self):
         assert not any(plan.needs_mrp for plan in default_plans(16, has_mrp=False))
         assert Speculative(0, max_drafts=4) in default_plans(16, has_mrp=False)
+        assert not any(plan.name == "edit" for plan in default_plans(16, has_mrp=False, causal=True))
         for plan in default_plans(2, has_mrp=True):
             plan.check(2)
