@@ -35,10 +35,14 @@ class ForwardExecutor:
         rows = [row for _, rows in plan for row in rows]
         return self._backoffs[network].begin(partial(self._runner.begin, network), rows)
 
-    def begin_chain(self, plan: StepRows, count: int) -> list[Pending[Prediction | None]] | None:
+    def begin_chain(self, plan: StepRows) -> list[Pending[Prediction | None]] | None:
         """See `ModelRunner.begin_chain`. None also if the device has no memory for it."""
         rows = [row for _, rows in plan for row in rows]
-        return attempt(partial(self._runner.begin_chain, count=count), rows)
+        counts = [1 + running.num_chained for running, rows in plan for _ in rows]
+        return attempt(partial(self._runner.begin_chain, counts=counts), rows)
+
+    def begin_copies(self) -> None:
+        self._runner.begin_copies()
 
 
 class _Forward(NamedTuple):
@@ -58,8 +62,11 @@ class RunningStep:
         self._work, self._mrp_rows = planner.work, list[int]()
         self._forwards = [self._begin("backbone", plan)]
         named = [running for running in self._with_mrp if running.pace is not None]
-        while named and (plan := [(running, rows) for running in named if (rows := running.next_refinement_ahead())]):
-            self._forwards.append(self._begin("mrp", plan))
+        for chains in (True, False):
+            group = [running for running in named if running.chains is chains]
+            if plan := [(running, rows) for running in group if (rows := running.next_refinement_ahead())]:
+                self._forwards += self._begin_refinements(plan)
+        executor.begin_copies()
 
     def finish(self, counts: Counter[ForwardKind]) -> None:
         """Reads the forwards in their order, passes on their predictions, and begins those that need results.
@@ -75,20 +82,25 @@ class RunningStep:
         self._planner.end(self._mrp_rows)
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
-        """Begins a forward of MRP, and those for drafts that can follow it before it is read."""
-        if not any(running.chains for running, _ in plan):
-            return [self._begin("mrp", plan)]
-        count = 1 + max(running.num_chained for running, _ in plan)
-        chain = self._executor.begin_chain(plan, count)
+        """Begins a forward of MRP, and those that can follow it before it is read: as a chain, if the device can."""
+        chain = self._executor.begin_chain(plan) if any(running.chains for running, _ in plan) else None
+        if chain is None:
+            plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
         ends = accumulate(len(rows) for _, rows in plan)
-        last = {running: end - 1 for (running, _), end in zip(plan, ends, strict=True)}
-        forwards = [self._begin("mrp", plan, chain[0] if chain else None)]
-        while chain is None or len(forwards) < len(chain):
-            plan = [(running, rows) for running in self._with_mrp if (rows := running.chained_refinement())]
-            if not plan:
-                break
-            pending = chain[len(forwards)].of_rows([last[running] for running, _ in plan]) if chain else None
+        end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
+        ahead, forwards = (
+            [running for running in end_of if running.chains or running.pace is not None],
+            list[_Forward](),
+        )
+        while plan and (chain is None or len(forwards) < len(chain)):
+            pending = None
+            if chain is not None:
+                members = [
+                    end_of[running] - len(rows) + number for running, rows in plan for number in range(len(rows))
+                ]
+                pending = chain[len(forwards)].of_rows(members)
             forwards.append(self._begin("mrp", plan, pending))
+            plan = [(running, rows) for running in ahead if (rows := running.next_refinement_ahead())]
         return forwards
 
     def _begin(self, network: Network, plan: StepRows, pending: Pending[Prediction | None] | None = None) -> _Forward:

@@ -18,15 +18,13 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
-from tests.engine.helpers import checked, events_of, random_requests, request_of
+from tests.engine.helpers import SLOW_HOST, checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import FAST_DLLM, tiny_checkpoint
 
 #: forwards cost the same whatever their rows
 COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))), turn=Curve(((1, 0.6), (64, 0.6))))
-#: rows are free, the host takes half of a step, and finding drafts takes longer than the forwards they save
-SLOW_HOST = StepCosts(Curve(((1, 10.0), (256, 10.0))), draft=50.0, turn=Curve(((1, 5.0), (256, 5.0))))
 #: modes whose rules name the next rows
 PACED = [
     *(Static(), Static(2), Sequential(), Direct(2), Speculative("auto")),

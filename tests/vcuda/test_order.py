@@ -17,7 +17,7 @@ from service.engine.forward import runner
 from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
-from tests.engine.helpers import DEAR_ROWS, events_of
+from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, events_of
 from tests.other_weights import other_weights
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -37,6 +37,17 @@ PACED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
     "filtered": [(Static(), FILTERED), (Direct(2), FILTERED), (Static(2), FILTERED)],
 }
 PACED["mixed"] = [pairs[-1] for pairs in PACED.values()]
+#: and those of which it does so if a second row is free, since a block may be complete
+GATED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
+    "gate": [(Direct(2, 0.02), SamplingParams())],
+    "gates": [(Direct(count, threshold), SAMPLED) for count in (1, 2, 4) for threshold in (0.001, 0.05, 0.3)],
+    "gates beside others": [
+        (Direct(3, 0.02), SAMPLED),
+        (Dynamic(0.3), SAMPLED),
+        (Direct(1), FILTERED),
+        (Static(), SAMPLED),
+    ],
+}
 UNPACED: dict[str, DecodingMode] = {
     "dynamic": Dynamic(0.9),
     "remask": Remask(0.5),
@@ -65,8 +76,8 @@ def requests_of(pairs: Sequence[tuple[DecodingMode, SamplingParams]], count: int
     ]
 
 
-def engine_on_device(**limits):
-    return Engine(on_device(NAME), replace(ALL_ON, **limits), deps=EngineDeps(costs=DEAR_ROWS))
+def engine_on_device(costs=DEAR_ROWS, **limits):
+    return Engine(on_device(NAME), replace(ALL_ON, **limits), deps=EngineDeps(costs=costs))
 
 
 def answers(events: dict[str, list[BlockEvent]]) -> Answers:
@@ -121,6 +132,30 @@ def test_the_next_forward_is_launched_before_each_wait(device, kind, count):
     assert waits(device.counts) == []
 
 
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("kind", GATED)
+def test_the_next_forward_is_launched_before_each_wait_where_rows_are_free(device, kind, count):
+    requests, engine = requests_of(GATED[kind], count), engine_on_device(SLOW_HOST)
+    expected = expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
+    tokens, later_replays = decoded(engine, device, requests)
+    assert tokens == expected
+    assert len(later_replays) >= 4
+    assert min(later_replays) >= 1
+    assert waits(device.counts) == []
+
+
+@pytest.mark.parametrize("mode", [Direct(2), Direct(3, 0.02)])
+def test_direct_waits_once_a_round(device, mode):
+    """The backbone's results and those of MRP's forwards come together."""
+    requests, engine = requests_of([(mode, SAMPLED)], 8), engine_on_device()
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    device.counts = Counts()
+    denoise = [events[-1].stats.forwards.denoise for events in events_of(engine, requests).values()]
+    assert device.counts.event_waits <= max(denoise) + 1
+    assert device.counts.replays >= 2 * device.counts.event_waits
+
+
 @pytest.mark.parametrize("count", fast_only((8).__eq__, [1, 8]))
 @pytest.mark.parametrize("kind", UNPACED)
 def test_a_mode_without_a_pace_reads_each_forward_before_the_next_one(device, kind, count):
@@ -142,19 +177,22 @@ def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates,
     assert answers(events_of(engine, requests)) == expected
     tokens, later_replays = decoded(engine, device, requests)
     assert tokens == expected
-    assert set(later_replays) == ({0} if candidates else {0, 1, 2})  # a chain's replays come before its only copy
+    assert set(later_replays) == {0}  # a chain's replays come before its only copy
+    assert 2 * device.counts.replays >= 3 * device.counts.event_waits
     assert waits(device.counts) == []
 
 
 @pytest.mark.parametrize("seed", fast_only((1).__eq__, range(6)))
-def test_drafts_beside_requests_that_leave_change_no_answer(device, seed):
+def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
     """Requests of several modes, some of which are aborted, in batches of several sizes."""
     rng, chains = random.Random(seed), []
     modes = [*DRAFTED.values(), *UNPACED.values(), Speculative(1), Speculative(4, 6), Speculative(3, threshold=0.4)]
+    modes += [mode for pairs in GATED.values() for mode, _ in pairs]
     samplings = [SamplingParams(temperature, seed=seed + 7) for temperature in (0.0, 0.0, 0.7, 1.2)]
     requests = requests_of([(rng.choice(modes), rng.choice(samplings)) for _ in range(14)], 14, 30)
     expected, aborted, events = expected_answers(requests), set[str](), defaultdict[str, list[BlockEvent]](list)
-    engine = engine_on_device(draft_candidates=8, max_rows=rng.choice([12, 24, 64]), max_running=rng.choice([3, 7, 14]))
+    limits = {"max_rows": rng.choice([12, 24, 64]), "max_running": rng.choice([3, 7, 14])}
+    engine = engine_on_device(rng.choice([DEAR_ROWS, SLOW_HOST]), draft_candidates=8, **limits)
     begin_chain = engine._runner.begin_chain
     engine._runner.begin_chain = lambda *args, **more: chains.append(begin_chain(*args, **more)) or chains[-1]
     for request in requests:
