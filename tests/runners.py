@@ -23,9 +23,6 @@ class RunnerWrapper:
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
 
-    def begin_copies(self) -> None:
-        self.runner.begin_copies()
-
     def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """The host takes every forward in turn."""
 

@@ -41,9 +41,6 @@ class ForwardExecutor:
         counts = [1 + running.num_chained for running, rows in plan for _ in rows]
         return attempt(partial(self._runner.begin_chain, counts=counts), rows)
 
-    def begin_copies(self) -> None:
-        self._runner.begin_copies()
-
 
 class _Forward(NamedTuple):
     """A forward that has begun."""
@@ -66,7 +63,6 @@ class RunningStep:
             group = [running for running in named if running.chains is chains]
             if plan := [(running, rows) for running in group if (rows := running.next_refinement_ahead())]:
                 self._forwards += self._begin_refinements(plan)
-        executor.begin_copies()
 
     def finish(self, counts: Counter[ForwardKind]) -> None:
         """Reads the forwards in their order, passes on their predictions, and begins those that need results.

@@ -133,6 +133,7 @@ class HostCopies:
         copies, self._next = self._next, _Copies([])
         if copies.tables:
             copies.wait = to_host_async(copies.tables)
+            copies.tables.clear()  # their memory on the device is free behind the copies
 
 
 @dataclass

@@ -31,7 +31,7 @@ PACED = [
     *(Dynamic(0.5), Dynamic(0.01), Entropy(0.5), Sequential(1, 3.0)),
 ]
 #: modes whose next rows need the results
-UNPACED = [Remask(0.3), Direct(2, 0.3), Speculative(0, 3)]
+UNPACED = [Remask(0.3), Speculative(0, 3)]
 #: modes for which MRP drafts three times
 DRAFTED = [Speculative(3), Speculative(3, 4), Speculative(3, verify="sequential"), Speculative(3, threshold=0.5)]
 
@@ -132,6 +132,16 @@ def test_a_mode_that_needs_the_results_waits_for_them(mode) -> None:
     while engine.has_work:
         engine.step()
     assert set(device.unread) == {1}
+
+
+def test_a_gate_waits_for_each_result_without_chains_but_at_a_blocks_last_token() -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=SLOW_HOST), async_scheduling=True)
+    engine.submit(request_of("x", [1], Direct(1, 1.0), 24))
+    while engine.has_work:
+        engine.step()
+    blocks, size = 24 // engine.model.block_size, engine.model.block_size
+    assert set(device.unread) == {1, 2}
+    assert device.unread.count(2) <= 2 * blocks < 24 * (size - 1) // size
 
 
 @pytest.mark.parametrize("mode", DRAFTED)

@@ -306,5 +306,5 @@ class _Graph:
             raise AssertionError("the graph is not a chain's")
         for _ in range(count):
             self._replay()
-        hidden, states = chain.hidden[:count, :num_rows].clone(), self._inputs.tokens[:num_rows].clone()
-        return ChainResults(chain.values[:count], hidden, states)
+        states = None if chain.candidates is not None else self._inputs.tokens[:num_rows].clone()
+        return ChainResults(chain.values[:count], chain.hidden[:count, :num_rows].clone(), states)

@@ -117,12 +117,12 @@ class ChainResults(NamedTuple):
     """The results of K forwards over R rows. The graph has at least as many.
 
     `values` `[K, R of the graph, L, 4]`: as of `reveal_chained`, until the next replay. `hidden` `[K, R, L, H]`: the
-    anchors. `states` int32 `[R, L]`: those after the last forward.
+    anchors. `states` int32 `[R, L]`: those after the last forward; None after drafts, which no forward follows.
     """
 
     values: Tensor
     hidden: Tensor
-    states: Tensor
+    states: Tensor | None
 
 
 def can_chain(rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> bool:

@@ -154,8 +154,11 @@ class ModelRunner:
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
-        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
+        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning. The results
+        of a backbone's forward and of MRP's after it come to the host together.
         """
+        if network == "backbone":
+            self._copies.begin()  # no earlier result waits for this forward
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
         hidden, states = list[Tensor](), list[Tensor]()
@@ -178,10 +181,6 @@ class ModelRunner:
             states.append(torch.from_numpy(tokens_and_positions(ordered, self.config.mask_token_id)[0]))
         pending = sampling.begin(join(hidden), self._copies, join(states) if states else None)
         return pending if in_order else pending.sorted_by(order)
-
-    def begin_copies(self) -> None:
-        """Begins the copies of results to the host, of all forwards since the last time. Reading does so, too."""
-        self._copies.begin()
 
     @torch.inference_mode()
     def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending[Prediction | None]] | None:
