@@ -7,7 +7,8 @@ host reads and plans, the device computes.
 import logging
 from collections import Counter
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
+from itertools import chain as joined
 from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
@@ -84,19 +85,15 @@ class RunningStep:
             plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
         ends = accumulate(len(rows) for _, rows in plan)
         end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
-        ahead, forwards = (
-            [running for running in end_of if running.chains or running.pace is not None],
-            list[_Forward](),
-        )
+        named = [running for running in end_of if running.chains or running.pace is not None]
+        forwards = list[_Forward]()
         while plan and (chain is None or len(forwards) < len(chain)):
             pending = None
-            if chain is not None:
-                members = [
-                    end_of[running] - len(rows) + number for running, rows in plan for number in range(len(rows))
-                ]
-                pending = chain[len(forwards)].of_rows(members)
+            if chain is not None:  # the requests' last rows go on
+                spans = [range(end_of[running] - len(rows), end_of[running]) for running, rows in plan]
+                pending = chain[len(forwards)].of_rows([*joined(*spans)])
             forwards.append(self._begin("mrp", plan, pending))
-            plan = [(running, rows) for running in ahead if (rows := running.next_refinement_ahead())]
+            plan = [(running, rows) for running in named if (rows := running.next_refinement_ahead())]
         return forwards
 
     def _begin(self, network: Network, plan: StepRows, pending: Pending[Prediction | None] | None = None) -> _Forward:
@@ -130,7 +127,7 @@ class RunningStep:
                     kinds.append(running.receive_predictions(rows, predictions))
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-        counts.update(chain.from_iterable(kinds))
+        counts.update(joined.from_iterable(kinds))
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

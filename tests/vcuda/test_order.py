@@ -37,6 +37,10 @@ PACED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
     "filtered": [(Static(), FILTERED), (Direct(2), FILTERED), (Static(2), FILTERED)],
 }
 PACED["mixed"] = [pairs[-1] for pairs in PACED.values()]
+MIXED: list[tuple[DecodingMode, SamplingParams]] = [
+    *PACED["mixed"],
+    *[(Direct(3, 0.02), SAMPLED), (Direct(2, 0.005), SAMPLED), (Dynamic(0.3), SAMPLED)],
+]
 #: and those of which it does so if a second row is free, since a block may be complete
 GATED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
     "gate": [(Direct(2, 0.02), SamplingParams())],
@@ -213,14 +217,18 @@ def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
 
 
 def begin_hook(engine, before):
-    """Lets `before` see the rows of every forward that begins, and whether it is ahead of results."""
-    begin = engine._runner.begin
+    """Lets `before` see the rows of every forward and chain that begins, and whether it is ahead of results."""
+    begin, begin_chain = engine._runner.begin, engine._runner.begin_chain
 
     def hooked(network, rows):
         before(rows, ahead=bool(engine._steps))
         return begin(network, rows)
 
-    engine._runner.begin = hooked
+    def hooked_chain(rows, counts):
+        before(rows, ahead=bool(engine._steps))
+        return begin_chain(rows, counts)
+
+    engine._runner.begin, engine._runner.begin_chain = hooked, hooked_chain
 
 
 def continued(requests: Sequence[GenerationRequest], whole: Answers) -> list[GenerationRequest]:
@@ -235,7 +243,7 @@ def continued(requests: Sequence[GenerationRequest], whole: Answers) -> list[Gen
 def test_a_step_ahead_without_memory_runs_in_parts(device, spare_bytes, monkeypatch):
     """`spare_bytes`: a forward fails before or after its replay, or in its sampling. Larger parts are tried soon."""
     monkeypatch.setattr(runner, "_PATIENCE", 4)
-    requests, engine = requests_of(PACED["mixed"], 8), engine_on_device(max_rows=24)
+    requests, engine = requests_of(MIXED, 10), engine_on_device(SLOW_HOST, max_rows=24)
     engine.prepare()
     failures = 0
 
@@ -255,8 +263,8 @@ def test_a_step_ahead_without_memory_runs_in_parts(device, spare_bytes, monkeypa
 @pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))
 def test_a_row_ahead_without_memory_ends_its_request_alone(device, seed):
     """Rows without memory end their requests. Others are right, and later requests that share their blocks, too."""
-    rng, requests = random.Random(seed), requests_of(PACED["mixed"], 8)
-    engine, expected = engine_on_device(kv_cache_tokens=512), expected_answers(requests)
+    rng, requests = random.Random(seed), requests_of(MIXED, 10)
+    engine, expected = engine_on_device(SLOW_HOST, kv_cache_tokens=512), expected_answers(requests)
     scarce = True
 
     def limit_memory(rows, *, ahead):
@@ -268,7 +276,7 @@ def test_a_row_ahead_without_memory_ends_its_request_alone(device, seed):
     begin_hook(engine, limit_memory)
     events = events_of(engine, requests)
     failed = {name for name, parts in events.items() if isinstance(parts[-1].error, OutOfMemory)}
-    assert 0 < len(failed) < 8
+    assert 0 < len(failed) < 10
     for name, (tokens, reason) in answers(events).items():
         if name in failed:
             assert (tokens, reason) == (expected[name][0][: len(tokens)], "abort")
@@ -289,8 +297,8 @@ def test_a_row_ahead_without_memory_ends_its_request_alone(device, seed):
 def test_new_requests_reuse_the_pages_of_a_step_that_is_dropped(device, seed, prefix_cache):
     """The cache has pages for few requests. Each one that is aborted makes room for the next one at once."""
     rng = random.Random(seed)
-    requests = requests_of(PACED["mixed"], 21)
-    engine = engine_on_device(kv_cache_tokens=5 * 40, prefix_cache=prefix_cache)
+    requests = requests_of(MIXED, 21)
+    engine = engine_on_device(SLOW_HOST, kv_cache_tokens=5 * 40, prefix_cache=prefix_cache)
     events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
     for request in requests:
         engine.submit(request)
@@ -311,10 +319,10 @@ def test_new_requests_reuse_the_pages_of_a_step_that_is_dropped(device, seed, pr
     assert answers(events_of(engine, longer)) == expected_answers(longer)
 
 
-@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["static", "direct", "sampled", "mixed"])))
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["static", "direct", "sampled", "mixed", "gates"])))
 def test_answers_end_at_their_stop_tokens(device, seed, kind):
     """The stop tokens are tokens of the answers. Prompts share blocks, and the second answers find them cached."""
-    rng, requests = random.Random(seed), requests_of(PACED[kind], 8)
+    rng, requests = random.Random(seed), requests_of((PACED | GATED)[kind], 8)
     whole = expected_answers(requests)
     stopped = [
         replace(request, stop_token_ids=frozenset({rng.choice(whole[request.request_id][0])})) for request in requests
@@ -322,7 +330,7 @@ def test_answers_end_at_their_stop_tokens(device, seed, kind):
     expected = expected_answers(stopped)
     assert len({len(tokens) for tokens, _ in expected.values()}) > 3
     assert {reason for _, reason in expected.values()} == {"stop"}
-    engine = engine_on_device()
+    engine = engine_on_device(SLOW_HOST)
     for _ in range(2):
         assert answers(events_of(engine, stopped)) == expected
         assert engine.state().kv_pages_used == 0
@@ -334,8 +342,8 @@ def test_answers_end_at_their_stop_tokens(device, seed, kind):
 def test_the_engine_sleeps_and_gets_weights_with_a_dropped_step_under_way(device, tmp_path, num_steps):
     """First it sleeps, then it gets new weights. After each it answers as a new engine."""
     checkpoint = on_device(NAME)
-    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=DEAR_ROWS))
-    requests = requests_of(PACED["mixed"], 8)
+    engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=SLOW_HOST))
+    requests = requests_of(MIXED[2:], 8)
     engine.prepare()
 
     def drop_steps():

@@ -1,8 +1,9 @@
 """Chains: forwards of MRP that follow one another on the device, without the host between them.
 
 Each reads the state after the picks of the one before. All are replays of one CUDA graph: MRP, the tokens of all
-positions, the reveal, and the next forward's anchors. Drafts are chosen from candidates, if they have any. Tokens of
-`direct` are final, so they are sampled over the whole vocabulary. One copy sends the tables, and one brings all results.
+positions, the reveal, and the next forward's anchors. Drafts are chosen from candidates, if they have any. The tokens
+of `direct` are final, so they are sampled over the whole vocabulary. One copy sends the tables, and one brings all
+results.
 """
 
 from __future__ import annotations
