@@ -64,7 +64,7 @@ class RunningRequest:
         self.finish_reason: FinishReason | None = None
         self._rule = request.mode.rule
         self._needs_entropy = self._rule.needs_entropy
-        self._gate = self._rule  # that of MRP's rows ahead
+        self._gate = self._rule  # the rule of MRP's rows ahead
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
@@ -355,9 +355,9 @@ class RunningRequest:
         following = query.state.reveal(self._rule(prediction)) if self._chains_drafts else None
         self._send((prediction,))
         if following is not None:
-            asked = self._query
+            search = self._query
             self._follows = (
-                isinstance(asked, Refine) and asked.after.handle == prediction.handle and asked.state == following
+                isinstance(search, Refine) and search.after.handle == prediction.handle and search.state == following
             )
             self.drafts.followed += self._follows
         if self._uncertain is not None and not isinstance(self._query, Refine):

@@ -82,7 +82,7 @@ class ChainBuffers:
 
     @classmethod
     def like(cls, params: Tensor, candidates: Candidates | None, anchors: Tensor) -> ChainBuffers:
-        """For anchors `[R, L, H]`. `params`: where the table will be. `candidates`: some of as many tokens."""
+        """For anchors `[R, L, H]`. `params`: where the table will be. `candidates`: some of the same width."""
         count = anchors.shape[0] * anchors.shape[1]
         positions = torch.zeros(count, 6, dtype=torch.int32, device=anchors.device)
         if candidates is None:
@@ -115,7 +115,7 @@ class ChainBuffers:
 
 
 class ChainResults(NamedTuple):
-    """The results of K forwards over R rows. The graph has at least as many.
+    """The results of K forwards over R rows.
 
     `values` `[K, R of the graph, L, 4]`: as of `reveal_chained`, until the next replay. `hidden` `[K, R, L, H]`: the
     anchors. `states` int32 `[R, L]`: those after the last forward; None after drafts, which no forward follows.

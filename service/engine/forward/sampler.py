@@ -118,7 +118,7 @@ class PlannedSampling:
         return np.concatenate([part.indices for part in self._parts])
 
     def begin(self, hidden: Tensor, copies: HostCopies, states: Tensor | None = None) -> Pending[Prediction]:
-        """Begins without waiting for the device. hidden `[R, L, H]`. `copies`: get those of the results.
+        """Begins without waiting for the device. hidden `[R, L, H]`. `copies`: get the results.
 
         `states` `[R, L]`: in these the picks of rows with rules are revealed; None if no row has one.
         """

@@ -218,7 +218,7 @@ def reveal_chained(
     L: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """One forward of a chain (`draft_chains.py`): reveals the picks of each row's rule. Grid: rows."""
+    """One forward of a chain (`mrp_chains.py`): reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
     param = table + row * 14
     number = tl.load(param)
