@@ -149,6 +149,22 @@ def test_the_next_forward_is_launched_before_each_wait_where_rows_are_free(devic
     assert waits(device.counts) == []
 
 
+@pytest.mark.parametrize("costs", [SLOW_HOST, DEAR_ROWS])
+@pytest.mark.parametrize("size", fast_only((8).__eq__, [1, 2, 8, 32]))
+def test_direct_has_its_answers_and_forwards_at_any_block_size(device, size, costs):
+    """Ahead where rows are free, else in turns."""
+    modes = [Direct(min(count, size), threshold) for count in (1, 3, 4) for threshold in (None, 0.002, 0.01, 0.1)]
+    requests = requests_of([(mode, SAMPLED) for mode in modes], len(modes), 40)
+    by_device = {}
+    for name, options in (("cpu", {"async_scheduling": False}), ("cuda", {})):
+        checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(torch.float32, name, block_size=size))
+        engine = Engine(checkpoint, replace(ALL_ON, attention="auto", **options), deps=EngineDeps(costs=costs))
+        events = events_of(engine, requests)
+        forwards = [parts[-1].stats.forwards for parts in events.values()]
+        by_device[name] = answers(events), [(count.denoise, count.verify) for count in forwards]
+    assert by_device["cuda"] == by_device["cpu"]
+
+
 @pytest.mark.parametrize("mode", [Direct(2), Direct(3, 0.02)])
 def test_direct_waits_once_a_round(device, mode):
     """The backbone's results and those of MRP's forwards come together."""
