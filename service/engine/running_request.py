@@ -340,6 +340,9 @@ class RunningRequest:
             return ("mrp",)
         self._num_unread -= 1
         self.drafts.refinements += 1
+        if self.pace is None and not self._chains_drafts:  # the usual case in turns
+            self._send((predictions[-1],))
+            return ("mrp",)
         query = self._query
         for row, prediction in zip(rows, predictions, strict=True):
             if isinstance(query, Refine) and row.anchor == query.after.handle:

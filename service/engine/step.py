@@ -80,12 +80,13 @@ class RunningStep:
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
         """Begins a forward of MRP, and those that can follow it before it is read: as a chain, if the device can."""
+        if not any([running.chains or running.pace for running, _ in plan]):
+            return [self._begin("mrp", plan)]
         chain = self._executor.begin_chain(plan) if any(running.chains for running, _ in plan) else None
         if chain is None:
             plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
         ends = accumulate(len(rows) for _, rows in plan)
         end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
-        named = [running for running in end_of if running.chains or running.pace is not None]
         forwards = list[_Forward]()
         while plan and (chain is None or len(forwards) < len(chain)):
             pending = None
@@ -93,7 +94,7 @@ class RunningStep:
                 spans = [range(end_of[running] - len(rows), end_of[running]) for running, rows in plan]
                 pending = chain[len(forwards)].of_rows([*joined(*spans)])
             forwards.append(self._begin("mrp", plan, pending))
-            plan = [(running, rows) for running in named if (rows := running.next_refinement_ahead())]
+            plan = [(running, rows) for running in end_of if (rows := running.next_refinement_ahead())]
         return forwards
 
     def _begin(self, network: Network, plan: StepRows, pending: Pending[Prediction | None] | None = None) -> _Forward:
