@@ -80,7 +80,7 @@ class RunningStep:
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
         """Begins a forward of MRP, and those that can follow it before it is read: as a chain, if the device can."""
-        if not any([running.chains or running.pace for running, _ in plan]):
+        if not any(running.chains or running.pace for running, _ in plan):
             return [self._begin("mrp", plan)]
         chain = self._executor.begin_chain(plan) if any(running.chains for running, _ in plan) else None
         if chain is None:
