@@ -23,7 +23,7 @@ class RunnerWrapper:
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
 
-    def begin_chain(self, rows: Sequence[Row], count: int) -> None:
+    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """The host takes every forward in turn."""
 
     def prepare(self, max_rows: int) -> None:

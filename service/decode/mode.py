@@ -8,17 +8,24 @@ from service.decode.block import new_tuple
 from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
 from service.decode.policy import Decoding, Evaluate
-from service.decode.rules import LeftToRight, Rule
+from service.decode.rules import JointlyAbove, LeftToRight, Rule
 
 
 class Pace(NamedTuple):
     """The forwards of a block: one of the backbone, then `mrp_steps` of MRP, and again until the block is complete.
 
-    Each reveals `picks` tokens, or all if fewer are left. None: at least one, as its prediction decides.
+    Each reveals `picks` tokens, or all if fewer are left. None: at least one, as its prediction decides. With a `gate`
+    this rule chooses MRP's picks, perhaps none. After a forward without picks the backbone is next.
     """
 
     picks: int | None
     mrp_steps: int = 0
+    gate: JointlyAbove | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no prediction decides the number of picks."""
+        return self.picks is not None and self.gate is None
 
 
 class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):

@@ -89,7 +89,7 @@ class JointlyAbove(Rule):
     """MRP's picks in `direct` with a threshold: the most confident ones while their product is > `threshold`.
 
     The product of confidences is the probability that all of these tokens are right, if they are independent. There
-    may be no such pick. This rule is our own.
+    may be no such pick. This rule is our own. After other picks, `direct` divides the threshold by their product.
     """
 
     threshold: float

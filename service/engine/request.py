@@ -82,6 +82,11 @@ class SamplingParams(Data, frozen=True):
         return bool(self.top_k) or self.top_p < 1 or self.min_p > 0
 
     @property
+    def draws_filtered(self) -> bool:
+        """Whether noise decides among the tokens of a filter."""
+        return self.temperature > 0 and self.filtered
+
+    @property
     def adjusts_logits(self) -> bool:
         return self.repetition_penalty != 1 or any(
             (self.frequency_penalty, self.presence_penalty, self.logit_bias, self.min_tokens, self.bad_words_token_ids)

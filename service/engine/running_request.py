@@ -38,8 +38,16 @@ class Ahead(NamedTuple):
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     masked: int
     after: Anchor | None  # the row that leads to its state; None: nothing of the block is revealed
-    mrp_steps: int = 0  # the forwards of MRP since the backbone's
+    num_refined: int = 0  # the most forwards of MRP before the backbone's next one
     uncertain: bool = False  # whether the state may be complete. Then the next block's first row follows at once.
+
+
+class Uncertain(NamedTuple):
+    """The last rows that have begun, where the first one's state may be complete. A second one is the next block's."""
+
+    rows: list[Row]
+    anchors: Sequence[Anchor | None]
+    num_refined: int  # as of `Ahead`
 
 
 class RunningRequest:
@@ -50,8 +58,7 @@ class RunningRequest:
     ) -> None:
         self.request, self.submitted, self.drafts = request, submitted, drafts
         block_size = self._block_size = model.block_size
-        self._sub_block, self._draft_masks = model.sub_block_size, model.draft_masks
-        self._shifted = model.shifted
+        self._sub_block, self._draft_masks, self._shifted = model.sub_block_size, model.draft_masks, model.shifted
         self.lease = lease  # the pages for its whole length; the shared pages of its prompt are already written
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -59,6 +66,7 @@ class RunningRequest:
         self._needs_entropy = self._rule.needs_entropy
         self._edit_tokens: EditTokens | None = None  # those that the policy may get
         self._unsampled: tuple[int, ...] = model.edit_token_ids or ()
+        self._gate = self._rule  # the rule of MRP's rows ahead
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
@@ -82,9 +90,9 @@ class RunningRequest:
         self._num_unread = 0
         self.pace: Pace | None = None  # None: no row begins before the predictions of earlier ones are read
         self._ahead: Ahead | None = None
-        self._uncertain: tuple[list[Row], Sequence[Anchor | None]] | None = None  # the last ones that have begun
-        self.chains = False  # whether MRP's forwards for drafts may begin before the last one's prediction is read
-        self._chained: tuple[Row, Anchor] | None = None  # the last of them that has begun
+        self._uncertain: Uncertain | None = None
+        self.chains = self._chains_drafts = False  # whether MRP's forwards may be a chain, and whether of drafts
+        self._chained: tuple[Row, Anchor] | None = None  # the last one of a chain of drafts that has begun
         self._follows = False  # whether the query is about the state after the picks of the last one that was read
         for index in range(lease.num_shared, len(prompt)):
             self.blocks.add(Block(prompt[index]), index)
@@ -93,10 +101,15 @@ class RunningRequest:
     def allow_ahead(self, allowed: bool) -> None:
         """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
         request = self.request
+        filtered, pace = request.sampling.draws_filtered, request.mode.pace
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
-            pace = request.mode.pace
-            self.pace = None if self._shifted and pace is not None and pace.picks is None else pace
-        self.chains = allowed and self._draft_vocabulary and request.grammar is None and not self._shifted
+            in_turns = pace is not None and not pace.is_fixed and (self._shifted or (filtered and pace.mrp_steps > 0))
+            self.pace = None if in_turns else pace
+            self._gate = (self.pace and self.pace.gate) or self._rule
+        drafts = self._draft_vocabulary and request.grammar is None
+        refines = self.pace is not None and self.pace.mrp_steps > 0 and not filtered
+        self._chains_drafts = allowed and not self._shifted and drafts
+        self.chains = self._chains_drafts or (refines and not self._shifted)
 
     def start(self) -> None:
         request = self.request
@@ -157,7 +170,7 @@ class RunningRequest:
         """
         if self.pace is None or self.drafts.drafts_next():
             return False
-        return self.pace.picks is not None or self.drafts.planner.rows_are_free()
+        return self.pace.is_fixed or self.drafts.planner.rows_are_free()
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
@@ -191,9 +204,14 @@ class RunningRequest:
 
     def next_refinement_ahead(self) -> list[Row]:
         """Rows for the next forward of MRP in this step, before the last forward is read."""
-        if self._ahead is None or self.waits:
+        if self._chained is not None and isinstance(self._query, Refine):
+            return self._next_drafting(*self._chained)
+        if self._uncertain is not None:
+            return self._refined_uncertain(self._uncertain)
+        ahead = self._ahead
+        if ahead is None or (self.waits and not ahead.num_refined):
             return []
-        return [*self.blocks.for_mrp, *(self._rows_ahead(self._ahead) if self._refines(self._ahead) else ())]
+        return [*self.blocks.for_mrp, *(self._rows_ahead(ahead) if ahead.num_refined else ())]
 
     def next_refinement(self) -> list[Row]:
         """Rows for the next forward of MRP in this step. The caller must call `receive_refinement`."""
@@ -207,79 +225,79 @@ class RunningRequest:
     def num_chained(self) -> int:
         """The forwards of MRP that may follow the next one before it is read."""
         query = self._query
-        return self.drafts.num_chained(query.ahead) if self.chains and isinstance(query, Refine) else 0
+        if self._chains_drafts:
+            return self.drafts.num_chained(query.ahead) if isinstance(query, Refine) else 0
+        named = self._uncertain or self._ahead
+        return 0 if named is None else max(0, named.num_refined - 1)
 
-    def chained_refinement(self) -> list[Row]:
-        """The row of the next forward of MRP for drafts: the state after the last one's picks, which are not read."""
-        chained = self._chained
-        if chained is None or not 0 < self._num_unread <= self.num_chained:
-            return []
-        row, anchor = chained
-        masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
-        if masked < 1:
-            return []
-        return [row._replace(state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
+    def waits_without_chain(self) -> bool:
+        """The device has no chain. -> whether MRP's next forward then waits for the results of the last one."""
+        if self.pace is None or self.pace.gate is None or not self._num_unread:
+            return False
+        self._ahead = None
+        return True
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
-        if self.chains and rows[-1].anchor is not None:
-            self._begin_chained(rows, anchors)
-            return
-        if self.pace is None and not rows[0].writes_kv:  # the usual case in turns
+        if self.pace is None and not rows[0].writes_kv and not self._chains_drafts:  # the usual case in turns
             self._num_unread += 1
             return
         stored = self.blocks.begin(rows, anchors)
         if rows[-1].sampling is None:
             return
         self._num_unread += 1
-        if self.pace is None or rows[-1].opens_next:
-            self._ahead = None
+        before, self._ahead = self._ahead, None
+        if self._chains_drafts and rows[-1].anchor is not None:
+            self._chained = None if anchors[-1] is None else (rows[-1], anchors[-1])
             return
-        row, following = rows[stored], None
+        if self.pace is None or rows[-1].opens_next:
+            return
+        row, named = rows[stored], self._uncertain or before
+        num_refined = self.pace.mrp_steps if row.anchor is None or named is None else named.num_refined - 1
         if row.writes_kv:
-            self._uncertain = rows[stored:], anchors[stored:]
+            self._uncertain = Uncertain(rows[stored:], anchors[stored:], num_refined)
             self.blocks.expect(row.index)
         elif row.rule is not None:
-            following = self._after(row, anchors[stored], row.state.tokens.count(MASKED))
-        self._ahead = following
+            left = self._left(row.state.tokens.count(MASKED), refined=row.anchor is not None)
+            self._ahead = self._after(row, anchors[stored], left, num_refined)
 
-    def _begin_chained(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
-        """A forward of MRP for drafts has begun, which others may follow before it is read."""
-        row, anchor = rows[-1], anchors[-1]
-        self.blocks.begin(rows, anchors)
-        self._ahead = self._chained = None
-        if not row.writes_kv:
-            self._num_unread += 1
-            self._chained = (row, anchor) if anchor is not None else None
-
-    def _after(self, row: Row, anchor: Anchor | None, masked: int) -> Ahead | None:
-        """The row after one that has begun. `masked`: the masked positions of its state."""
-        if self.pace is None or self.blocks.has_failed:
-            return None
+    def _left(self, masked: int, *, refined: bool) -> int:
+        """The masked positions that a forward leaves at most, MRP's if `refined`."""
+        if self.pace is None or (refined and self.pace.gate is not None):
+            return masked
         picks = self.pace.picks or 1
         if self._sub_block is not None:
             picks = min(picks, (masked - 1) % self._sub_block + 1)  # the sub-blocks to the right are masks only
         if self._draft_masks is not None:
             picks = min(picks, 1 + self._draft_masks)
-        if masked > picks:
-            mrp_steps = self._ahead.mrp_steps + 1 if row.anchor is not None and self._ahead is not None else 0
-            return Ahead(row.index, masked - picks, anchor, mrp_steps, uncertain=self.pace.picks is None)
+        return max(0, masked - picks)
+
+    def _after(self, row: Row, anchor: Anchor | None, left: int, num_refined: int) -> Ahead | None:
+        """The row after one that has begun. `left`: its masked positions, at most. `num_refined`: as of `Ahead`."""
+        if self.pace is None or self.blocks.has_failed:
+            return None
+        if left:
+            uncertain = self.pace.picks is None or (self.pace.gate is not None and row.anchor is not None)
+            return Ahead(row.index, left, anchor, min(num_refined, left), uncertain)
         if row.index + 1 == len(self.lease.pages):
             return None
         self.blocks.add_ahead(row.index, anchor, self._block_size)
         return Ahead(row.index + 1, self._block_size, None)
 
-    def _settle_uncertain(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
+    def _settle_uncertain(self, rows: list[Row], anchors: Sequence[Anchor | None], num_refined: int) -> None:
         """The last rows that have begun: now it is known whether the first of them had a complete state."""
         self._uncertain = None
         if self.finish_reason is not None:
             return
         (row, *following), complete = rows, self._index > rows[0].index
         self.blocks.settle(row, anchors[0], complete=complete)
+        if num_refined:  # MRP waits for the results
+            return
         if not complete:
-            self._ahead = self._after(row, anchors[0], len(self._canvas.block.masked))
+            left = self._left(len(self._canvas.block.masked), refined=False)
+            self._ahead = self._after(row, anchors[0], left, 0)
         elif following:
-            self._ahead = self._after(following[0], anchors[1], self._block_size)
+            self._ahead = self._after(following[0], anchors[1], self._left(self._block_size, refined=False), 0)
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
         if rows[-1].opens_next:
@@ -319,37 +337,41 @@ class RunningRequest:
         if row.after is not None:
             predictions = [_of_state(predictions[0], self._canvas.block)]
         self._send(tuple(predictions))
-        if self._uncertain is not None:
+        if self._uncertain is not None and not isinstance(self._query, Refine):
             self._settle_uncertain(*self._uncertain)
 
     def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
         self.stats.count(("mrp",))
-        row, prediction = rows[-1], predictions[-1]
-        if not row.writes_kv:
-            self._num_unread -= 1
-            self.drafts.refinements += 1
-            if self.chains:
-                self._receive_chained(row, prediction)
-            else:
-                self._send(
-                    (prediction if row.after is None else _of_state(prediction, cast(Refine, self._query).state),)
-                )
+        if rows[-1].sampling is None:
+            return ("mrp",)
+        self._num_unread -= 1
+        self.drafts.refinements += 1
+        if self.pace is None and not self._chains_drafts:  # the usual case in turns
+            self._send((predictions[-1],))
+            return ("mrp",)
+        query = self._query
+        for row, prediction in zip(rows, predictions, strict=True):
+            if isinstance(query, Refine) and row.anchor == query.after.handle:
+                self._receive_refined(row, prediction, query)
+                break
         return ("mrp",)
 
-    def _receive_chained(self, row: Row, prediction: Prediction) -> None:
-        """A prediction for drafts. It is dropped if the search went elsewhere since its forward has begun."""
-        query = self._query
-        if not isinstance(query, Refine) or (row.after is not None and not self._follows):
-            return
+    def _receive_refined(self, row: Row, prediction: Prediction, query: Refine) -> None:
         if row.after is not None:
+            if self._chains_drafts and not self._follows:
+                return
             prediction = _of_state(prediction, query.state)
-        following = query.state.reveal(self._rule(prediction))
+        following = query.state.reveal(self._rule(prediction)) if self._chains_drafts else None
         self._send((prediction,))
-        query = self._query
-        self._follows = (
-            isinstance(query, Refine) and query.after.handle == prediction.handle and query.state == following
-        )
-        self.drafts.followed += self._follows
+        if following is not None:
+            search = self._query
+            self._follows = (
+                isinstance(search, Refine) and search.after.handle == prediction.handle and search.state == following
+            )
+            self.drafts.followed += self._follows
+        if self._uncertain is not None and not isinstance(self._query, Refine):
+            self._settle_uncertain(*self._uncertain)
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
@@ -483,7 +505,9 @@ class RunningRequest:
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         sampling, entropy = request.sampling, self._needs_entropy
         drafts, adjuster = self._draft_vocabulary, self._adjuster
-        rule, edits = self._rule if len(query.states) == 1 and self._may_go_ahead else None, bool(query.edit)
+        pace, edits = self.pace, bool(query.edit)
+        is_named = pace is not None and len(query.states) == 1 and (pace.mrp_steps > 0 or self._may_go_ahead)
+        rule = self._rule if is_named else None
         # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
             new_tuple(Row, (
@@ -520,23 +544,42 @@ class RunningRequest:
             ),
         ]
 
-    def _refines(self, ahead: Ahead) -> bool:
-        return ahead.after is not None and self.pace is not None and ahead.mrp_steps < self.pace.mrp_steps
+    def _next_drafting(self, row: Row, anchor: Anchor) -> list[Row]:
+        """The row of the next forward of MRP for drafts: the state after the last one's picks, which are not read."""
+        masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
+        if masked < 1 or not 0 < self._num_unread <= self.num_chained:
+            return []
+        return [row._replace(state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
+
+    def _refined_uncertain(self, uncertain: Uncertain) -> list[Row]:
+        """MRP's rows of a block that may be complete, and of the next one. A complete block is stored."""
+        rows, anchors, num_refined = uncertain
+        if not num_refined or None in anchors:
+            return []
+        masked = [self._left(row.state.tokens.count(MASKED), refined=row.anchor is not None) for row in rows]
+        return [
+            *self.blocks.for_mrp,
+            *[
+                row._replace(state=unknown_state(self._block_size, count), anchor=anchor, after=anchor, rule=self._gate)
+                for row, count, anchor in zip(rows, masked, anchors, strict=True)
+            ],
+        ]
 
     def _rows_ahead(self, ahead: Ahead) -> list[Row]:
+        refines = ahead.num_refined > 0
         row = Row(
             unknown_state(self._block_size, ahead.masked),
             ahead.index,
             self.lease.pages,
-            writes_kv=ahead.uncertain,
+            writes_kv=ahead.uncertain and not refines,
             sampling=self.request.sampling,
-            anchor=ahead.after if self._refines(ahead) else None,
+            anchor=ahead.after if refines else None,
             entropy=self._needs_entropy,
             after=ahead.after,
-            rule=self._rule,
+            rule=self._gate if refines else self._rule,
             unsampled=self._unsampled,
         )
-        if not ahead.uncertain or ahead.index + 1 == len(self.lease.pages):
+        if not row.writes_kv or ahead.index + 1 == len(self.lease.pages):
             return [row]
         state = unknown_state(self._block_size, self._block_size)
         return [row, row._replace(state=state, index=ahead.index + 1, writes_kv=False, after=None)]
@@ -556,7 +599,7 @@ class RunningRequest:
             mask=mask,
             logprobs=None if self._only_drafts else self.request.logprobs,
             adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
-            rule=self._rule if self.chains else None,
+            rule=self._rule if self._chains_drafts else None,
             unsampled=self._unsampled,
         )
 

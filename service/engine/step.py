@@ -7,7 +7,8 @@ host reads and plans, the device computes.
 import logging
 from collections import Counter
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
+from itertools import chain as joined
 from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
@@ -35,10 +36,11 @@ class ForwardExecutor:
         rows = [row for _, rows in plan for row in rows]
         return self._backoffs[network].begin(partial(self._runner.begin, network), rows)
 
-    def begin_chain(self, plan: StepRows, count: int) -> list[Pending[Prediction | None]] | None:
+    def begin_chain(self, plan: StepRows) -> list[Pending[Prediction | None]] | None:
         """See `ModelRunner.begin_chain`. None also if the device has no memory for it."""
         rows = [row for _, rows in plan for row in rows]
-        return attempt(partial(self._runner.begin_chain, count=count), rows)
+        counts = [1 + running.num_chained for running, rows in plan for _ in rows]
+        return attempt(partial(self._runner.begin_chain, counts=counts), rows)
 
 
 class _Forward(NamedTuple):
@@ -58,8 +60,10 @@ class RunningStep:
         self._work, self._mrp_rows = planner.work, list[int]()
         self._forwards = [self._begin("backbone", plan)]
         named = [running for running in self._with_mrp if running.pace is not None]
-        while named and (plan := [(running, rows) for running in named if (rows := running.next_refinement_ahead())]):
-            self._forwards.append(self._begin("mrp", plan))
+        for chains in (True, False):
+            group = [running for running in named if running.chains is chains]
+            if plan := [(running, rows) for running in group if (rows := running.next_refinement_ahead())]:
+                self._forwards += self._begin_refinements(plan)
 
     def finish(self, counts: Counter[ForwardKind]) -> None:
         """Reads the forwards in their order, passes on their predictions, and begins those that need results.
@@ -75,20 +79,22 @@ class RunningStep:
         self._planner.end(self._mrp_rows)
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
-        """Begins a forward of MRP, and those for drafts that can follow it before it is read."""
-        if not any(running.chains for running, _ in plan):
+        """Begins a forward of MRP, and those that can follow it before it is read: as a chain, if the device can."""
+        if not any(running.chains or running.pace for running, _ in plan):
             return [self._begin("mrp", plan)]
-        count = 1 + max(running.num_chained for running, _ in plan)
-        chain = self._executor.begin_chain(plan, count)
+        chain = self._executor.begin_chain(plan) if any(running.chains for running, _ in plan) else None
+        if chain is None:
+            plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
         ends = accumulate(len(rows) for _, rows in plan)
-        last = {running: end - 1 for (running, _), end in zip(plan, ends, strict=True)}
-        forwards = [self._begin("mrp", plan, chain[0] if chain else None)]
-        while chain is None or len(forwards) < len(chain):
-            plan = [(running, rows) for running in self._with_mrp if (rows := running.chained_refinement())]
-            if not plan:
-                break
-            pending = chain[len(forwards)].of_rows([last[running] for running, _ in plan]) if chain else None
+        end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
+        forwards = list[_Forward]()
+        while plan and (chain is None or len(forwards) < len(chain)):
+            pending = None
+            if chain is not None:  # the requests' last rows go on
+                spans = [range(end_of[running] - len(rows), end_of[running]) for running, rows in plan]
+                pending = chain[len(forwards)].of_rows([*joined(*spans)])
             forwards.append(self._begin("mrp", plan, pending))
+            plan = [(running, rows) for running in end_of if (rows := running.next_refinement_ahead())]
         return forwards
 
     def _begin(self, network: Network, plan: StepRows, pending: Pending[Prediction | None] | None = None) -> _Forward:
@@ -122,7 +128,7 @@ class RunningStep:
                     kinds.append(running.receive_predictions(rows, predictions))
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-        counts.update(chain.from_iterable(kinds))
+        counts.update(joined.from_iterable(kinds))
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

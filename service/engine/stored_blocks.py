@@ -71,10 +71,10 @@ class StoredBlocks:
         self._next = index + 1
 
     def settle(self, row: Row, anchor: Anchor | None, *, complete: bool) -> None:
-        """Whether the state of that row was complete is known now."""
+        """Whether the state of that row was complete is known now. `row`: the last one, of MRP or of the backbone."""
         if not complete:
             self._next = row.index
-        elif self._uses_mrp:
+        elif self._uses_mrp and row.anchor is None:
             state = unknown_state(len(row.state.tokens), 0)
             self.for_mrp.append(row._replace(state=state, sampling=None, rule=None, anchor=anchor))
         else:

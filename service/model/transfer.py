@@ -5,6 +5,8 @@ when its copy is done.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -104,3 +106,43 @@ def to_host_async(tables: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         return copies
 
     return wait
+
+
+class HostCopies:
+    """Copies to the host that begin together, so that one wait is enough for all."""
+
+    def __init__(self) -> None:
+        self._next = _Copies([])
+
+    def add(self, tables: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Adds tables. -> a function as of `to_host_async`. On a CPU the tables stay where they are."""
+        if not tables or tables[0].device.type != "cuda":
+            return lambda: list(tables)
+        copies, first = self._next, len(self._next.tables)
+        copies.tables += tables
+
+        def wait() -> list[Tensor]:
+            if copies is self._next:
+                self.begin()
+            return copies.arrived[first : first + len(tables)]
+
+        return wait
+
+    def begin(self) -> None:
+        """Begins the copies of all tables since the last time, queued behind the device's work."""
+        copies, self._next = self._next, _Copies([])
+        if copies.tables:
+            copies.wait = to_host_async(copies.tables)
+            copies.tables.clear()  # their memory on the device is free behind the copies
+
+
+@dataclass
+class _Copies:
+    """Tables whose copies begin together. `wait`: waits for them, once they have begun."""
+
+    tables: list[Tensor]
+    wait: Callable[[], list[Tensor]] = field(init=False)
+
+    @cached_property
+    def arrived(self) -> list[Tensor]:
+        return self.wait()

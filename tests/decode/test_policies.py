@@ -5,6 +5,7 @@ import pytest
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.rules import JointlyAbove
 from tests.decode.oracle import fixed, masked_block, random_oracle, run
 from tests.predictions import prediction_of
 
@@ -103,9 +104,10 @@ class TestDirectWithAThreshold:
         assert kinds == ["denoise", "mrp", "mrp", "denoise", "mrp", "mrp", "denoise", "mrp"]
         assert len(done.refinements) == 3 + 3 + 1
 
-    def test_it_has_no_pace(self) -> None:
-        assert Direct(2).pace == (1, 2)
-        assert Direct(2, 0.6).pace is None
+    def test_its_pace_has_a_gate(self) -> None:
+        assert Direct(2).pace == (1, 2, None)
+        assert Direct(2, 0.6).pace == (1, 2, JointlyAbove(0.6))
+        assert [Direct(2, threshold).pace.is_fixed for threshold in (None, 0.6)] == [True, False]
 
 
 class TestSpeculative:

@@ -52,6 +52,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
 FREE_ROWS = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 0.5), (256, 0.5))))
 CHEAP_ROWS = StepCosts(Curve(((1, 2.0), (256, 130.0))), Curve(((1, 0.8), (256, 60.0))))
 DEAR_ROWS = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0))))
+#: rows are free, the host takes half of a step, and finding drafts takes longer than the forwards they save
+SLOW_HOST = StepCosts(Curve(((1, 10.0), (256, 10.0))), draft=50.0, turn=Curve(((1, 5.0), (256, 5.0))))
 
 
 @cache

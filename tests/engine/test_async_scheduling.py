@@ -18,22 +18,20 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
-from tests.engine.helpers import checked, events_of, random_requests, request_of
+from tests.engine.helpers import SLOW_HOST, checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import FAST_DLLM, I_DLM, tiny_checkpoint
 
 #: forwards cost the same whatever their rows
 COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))), turn=Curve(((1, 0.6), (64, 0.6))))
-#: rows are free, the host takes half of a step, and finding drafts takes longer than the forwards they save
-SLOW_HOST = StepCosts(Curve(((1, 10.0), (256, 10.0))), draft=50.0, turn=Curve(((1, 5.0), (256, 5.0))))
 #: modes whose rules name the next rows
 PACED = [
     *(Static(), Static(2), Sequential(), Direct(2), Speculative("auto")),
     *(Dynamic(0.5), Dynamic(0.01), Entropy(0.5), Sequential(1, 3.0)),
 ]
 #: modes whose next rows need the results
-UNPACED = [Remask(0.3), Direct(2, 0.3), Speculative(0, 3)]
+UNPACED = [Remask(0.3), Speculative(0, 3)]
 #: modes for which MRP drafts three times
 DRAFTED = [Speculative(3), Speculative(3, 4), Speculative(3, verify="sequential"), Speculative(3, threshold=0.5)]
 
@@ -135,6 +133,16 @@ def test_a_mode_that_needs_the_results_waits_for_them(mode) -> None:
     while engine.has_work:
         engine.step()
     assert set(device.unread) == {1}
+
+
+def test_a_gate_waits_for_each_result_without_chains_but_at_a_blocks_last_token() -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=SLOW_HOST), async_scheduling=True)
+    engine.submit(request_of("x", [1], Direct(1, 1.0), 24))
+    while engine.has_work:
+        engine.step()
+    blocks, size = 24 // engine.model.block_size, engine.model.block_size
+    assert set(device.unread) == {1, 2}
+    assert device.unread.count(2) <= 2 * blocks < 24 * (size - 1) // size
 
 
 @pytest.mark.parametrize("mode", DRAFTED)

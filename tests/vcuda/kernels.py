@@ -6,15 +6,15 @@ themselves, in the interpreter.
 
 # ruff: noqa: N803 - the names are those of the kernels
 from collections.abc import Callable
-from math import log
+from math import log, prod
 
 import numpy as np
 import torch
 
 from service.decode.policy import Prediction
-from service.decode.rules import entropy_bounded
+from service.decode.rules import JointlyAbove, entropy_bounded
 from service.engine.forward.logits_sampler import _FIRST, _SECOND, _STEP, gumbel
-from service.engine.forward.rows import CONFIDENCE, ENTROPY
+from service.engine.forward.rows import CONFIDENCE, ENTROPY, JOINTLY
 from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
@@ -193,19 +193,33 @@ def reveal_picks(grid, states, values, order, table, mask_token, **_):
             state[masked[index]] = tokens[index].view(torch.int32)
 
 
-def reveal_drafts(grid, logits, candidates, other_weights, states, table, values, mask_token, *, L, **_):
-    for row, (number, temperature, noisy, low, high, start, *_rest) in enumerate(table.tolist()):
+def begin_chained(grid, states, table, param_table, mask_token, *, L, **_):
+    for row, (_number, _limit, temperature, noise, low, high, start, *_rest) in enumerate(table.tolist()):
+        revealed = L - int((states[row] == mask_token).sum())
+        for position in range(L):
+            drawing = torch.tensor([temperature, noise]), _noise_key(low, high, start + position, revealed)
+            param_table[row * L + position, :4] = torch.cat(drawing).int()
+
+
+def reveal_chained(grid, states, drawn, table, values, mask_token, *, L, **_):
+    for row, (number, limit, *_rest) in enumerate(table.tolist()):
         masked = (states[row] == mask_token).nonzero()[:, 0]
-        keys = [_noise_key(low, high, start + position, L - len(masked)) for position in masked.tolist()]
-        params = torch.tensor(
-            [[temperature, noisy, *key, row * L + at, 0] for key, at in zip(keys, masked, strict=True)]
-        )
-        if len(masked):
-            out = values[number, row, : len(masked)]
-            choose_candidate(grid, logits[row * L + masked], candidates, other_weights, params.int(), out, NOISE=True)
-            rule = torch.cat([torch.zeros(1, dtype=torch.int32), table[row, 6:11]])
+        if number >= limit or not len(masked):
+            continue
+        numbers = values[number, row, : len(masked)]
+        numbers.copy_(drawn[row * L + masked])
+        if table[row, 7] % 4 == JOINTLY:
+            threshold, sure = table[row, 10:12].view(torch.float64), table[row, 12:14].view(torch.float64)
+            tokens, confidences, *_columns = numbers.unbind(1)
+            prediction = Prediction(masked.tolist(), tokens.tolist(), confidences.tolist())
+            picks = JointlyAbove(threshold.item() / sure.item())(prediction)
+            for pick in picks:
+                states[row, pick.position] = tokens.view(torch.int32)[masked == pick.position]
+            sure *= prod(pick.confidence for pick in picks) if picks else torch.nan
+        else:
+            rule = torch.cat([torch.zeros(1, dtype=torch.int32), table[row, 7:12]])
             rule[1] += 4 * len(masked)
-            reveal_picks(grid, states[row : row + 1], out, torch.arange(len(masked)), rule[None], mask_token)
+            reveal_picks(grid, states[row : row + 1], numbers, torch.arange(len(masked)), rule[None], mask_token)
     table[:, 0] += 1
 
 
@@ -265,6 +279,6 @@ KERNELS: dict[str, Callable[..., None]] = {
     for kernel in (
         *(attend, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
-        *(place_states, locate_positions, reveal_picks, reveal_drafts),
+        *(place_states, locate_positions, reveal_picks, begin_chained, reveal_chained),
     )
 }

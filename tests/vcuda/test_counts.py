@@ -30,6 +30,7 @@ MODES: dict[str, tuple[DecodingMode, SamplingParams, LogprobsRequest | None]] = 
     "dynamic": (Dynamic(0.9), SamplingParams(), None),
     "sequential": (Sequential(entropy_bound=0.1), SamplingParams(), None),
     "direct": (Direct(2), SamplingParams(), None),
+    "direct with a threshold": (Direct(2, 0.02), SamplingParams(), None),
     "remask": (Remask(0.5), SamplingParams(), None),
     "speculative": (Speculative(2), SamplingParams(), None),
     "speculative, 4 states": (Speculative(2, 4), SamplingParams(), None),

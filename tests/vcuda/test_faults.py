@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from service.engine import Engine
-from service.engine.forward import graphs, sampler
+from service.engine.forward import graphs
 from service.errors import OutputsNotFinite
-from service.model import layers
+from service.model import layers, transfer
 from service.model.attention import triton
 from service.model.transfer import PackedTables
 from tests.tiny import GOLDEN_NAMES
@@ -48,7 +48,7 @@ def host_reads_early(patch):
             host.copy_(table, non_blocking=True)
         return lambda: copies
 
-    patch.setattr(sampler, "to_host_async", to_host)
+    patch.setattr(transfer, "to_host_async", to_host)
 
 
 def pinned_buffer_used_again(patch):

@@ -78,8 +78,8 @@ class Direct(DecodingMode, frozen=True):
         return TopConfidence(1)
 
     @property
-    def pace(self) -> Pace | None:
-        return Pace(1, self.mrp_steps) if self.threshold is None else None
+    def pace(self) -> Pace:
+        return Pace(1, self.mrp_steps, None if self.threshold is None else JointlyAbove(self.threshold))
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Up to 1 + `mrp_steps` tokens per backbone forward; with a threshold as many as are sure."""

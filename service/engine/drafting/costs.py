@@ -180,7 +180,7 @@ def _together(runner: ModelRunner, rows: list[Row], count: int) -> Callable[[], 
 
     def run() -> None:
         begin, backoff = partial(runner.begin, "mrp"), OomBackoff()
-        forwards: Sequence[Callable[[], object]] | None = runner.begin_chain(rows, count)
+        forwards: Sequence[Callable[[], object]] | None = runner.begin_chain(rows, [count] * len(rows))
         for forward in forwards or [backoff.begin(begin, rows) for _ in range(count)]:
             forward()
 

@@ -123,7 +123,7 @@ class DraftVocabulary:
                 if locate is not None and states is not None:
                     locate(states)
                 keys, slots = noise_keys_of(params.tensor, noisy.tensor), params.tensor[:, 4].long()
-                tokens, logits = earlier.tokens[slots], candidate_logits(flat, head, earlier, params.tensor)
+                tokens, logits = earlier.tokens[slots], _candidate_logits(flat, head, earlier, params.tensor)
             else:
                 slots = indices.tensor
                 tokens = earlier.tokens[slots]
@@ -132,17 +132,9 @@ class DraftVocabulary:
             return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[slots]), keys)
 
         def by_kernels(flat: Tensor, states: Tensor | None = None) -> Tensor:
-            from service.engine.forward import candidate_kernels
-
             if locate is not None and states is not None:
                 locate(states)
-            logits = candidate_logits(flat, head, earlier, params.tensor)
-            (count, width), out = logits.shape, logits.new_empty(len(batch), 4)
-            candidate_kernels.choose_candidate[count,](
-                logits, earlier.tokens, earlier.other_weight, params.tensor, out,
-                C=width, PAD=_power(width), NOISE=bool(batch.random.any()),
-            )  # fmt: skip
-            return out
+            return choose_candidates(flat, head, earlier, params.tensor, noise=bool(batch.random.any()))
 
         return by_operations if in_operations else by_kernels
 
@@ -195,7 +187,19 @@ def _params(batch: SamplingBatch, slots: Integers) -> NDArray[np.int32]:
     return params
 
 
-def candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
+def choose_candidates(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor, *, noise: bool) -> Tensor:
+    """The tokens chosen from candidates, a table as `SampleLogits`, `[M, 4]`. Arguments as of `_candidate_logits`."""
+    from service.engine.forward import candidate_kernels
+
+    logits = _candidate_logits(flat, head, candidates, params)
+    (count, width), out = logits.shape, logits.new_empty(len(params), 4)
+    candidate_kernels.choose_candidate[count,](
+        logits, candidates.tokens, candidates.other_weight, params, out, C=width, PAD=_power(width), NOISE=noise
+    )
+    return out
+
+
+def _candidate_logits(flat: Tensor, head: Tensor, candidates: Candidates, params: Tensor) -> Tensor:
     """The candidates' logits, `[M, C]`. flat `[R * L, H]`, head `[V, H]`; `params`: as of `choose_candidate`."""
     from service.engine.forward import candidate_kernels
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.draft_chains import ChainBuffers, ChainTables, SentChain
+from service.engine.forward.mrp_chains import ChainBuffers, ChainResults, ChainTables, SentChain
 from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import Anchor, AnchorRows, Row
 from service.engine.memory_plan import GRAPH_ROWS
@@ -50,7 +50,7 @@ class CaptureFailed(Exception):
 class Inputs:
     """The inputs of a network: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`.
 
-    `chain`: the buffers of a chain of drafts, whose forwards set the tokens and the anchors of the next one.
+    `chain`: the buffers of a chain, whose forwards set the tokens and the anchors of the next one.
     """
 
     tokens: Tensor
@@ -75,7 +75,7 @@ class HostInputs(NamedTuple):
     anchors: Sequence[Anchor] | None = None
     states_of: Sequence[Row] | None = None  # the rows, if the device keeps their states
     mask_token_id: int = 0
-    chain: ChainTables | None = None  # the tables of a chain of drafts
+    chain: ChainTables | None = None  # the tables of a chain
 
 
 class CudaCapture:
@@ -149,7 +149,7 @@ class Graphs:
         self.sizes = sorted({*GRAPH_ROWS, min_rows})
         self._graphs: dict[GraphKey, _Graph | None] = {}
         self._buffers: dict[int, Tensor] = {}
-        self._chains: dict[int, ChainBuffers] = {}
+        self._chains: dict[tuple[int, bool], ChainBuffers] = {}
         self._sealed = False
 
     def clear(self) -> None:
@@ -196,7 +196,8 @@ class Graphs:
         states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, inputs.mask_token_id)
         chain = None
         if inputs.chain is not None and params is not None:
-            chain = SentChain(params, tables.add(_padded(inputs.chain.slots, size)), inputs.chain.candidates)
+            slots = None if inputs.chain.slots is None else tables.add(_padded(inputs.chain.slots, size))
+            chain = SentChain(params, slots, inputs.chain.candidates)
         graph_tables = tokens, positions, attention
         return GraphForward(
             key, graph_tables, len(rows), anchors, states, chain, tables=tables, graph_bytes=graph_bytes
@@ -207,8 +208,8 @@ class Graphs:
         graph = self._ready(forward)
         return None if graph is None else graph.replay(forward.num_rows)
 
-    def run_chain(self, forward: GraphForward, count: int) -> tuple[Tensor, Tensor] | None:
-        """-> values `[K, R, L, 4]` and anchors `[K, R, L, H]` of the forwards of a chain. None: its capture fails."""
+    def run_chain(self, forward: GraphForward, count: int) -> ChainResults | None:
+        """Runs the forwards of a chain. None if its capture fails."""
         graph = self._ready(forward)
         return None if graph is None else graph.replay_chain(forward.num_rows, count)
 
@@ -243,10 +244,11 @@ class Graphs:
         anchors = None if like is None else like.new_zeros(len(tokens.host), *like.shape[1:])
         chain = None
         if forward.chain is not None and anchors is not None:
-            params, rows = forward.chain.params.within(buffer), len(anchors)
-            if rows not in self._chains:
-                self._chains[rows] = ChainBuffers.like(params, forward.chain.candidates, anchors)
-            chain = replace(self._chains[rows], params=params)
+            params, candidates = forward.chain.params.within(buffer), forward.chain.candidates
+            kind = len(anchors), candidates is None
+            if kind not in self._chains:
+                self._chains[kind] = ChainBuffers.like(params, candidates, anchors)
+            chain = replace(self._chains[kind], params=params)
         inputs = Inputs(tokens.within(buffer), positions.within(buffer), anchors, chain)
         return _Graph(network, attend, buffer, inputs)
 
@@ -298,10 +300,11 @@ class _Graph:
         self._replay()
         return self._result[:num_rows].clone()
 
-    def replay_chain(self, num_rows: int, count: int) -> tuple[Tensor, Tensor]:
+    def replay_chain(self, num_rows: int, count: int) -> ChainResults:
         chain = self._inputs.chain
         if chain is None:
             raise AssertionError("the graph is not a chain's")
         for _ in range(count):
             self._replay()
-        return chain.values[:count, :num_rows], chain.hidden[:count, :num_rows].clone()
+        states = None if chain.candidates is not None else self._inputs.tokens[:num_rows].clone()
+        return ChainResults(chain.values[:count], chain.hidden[:count, :num_rows].clone(), states)

@@ -72,9 +72,11 @@ class TritonLogitsSampler:
         ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
         indices = tables.add(ranked) if len(ranked) else None
         is_ahead = any(row.after is not None for row in batch.metadata.rows)
+        noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
+        unsampled = batch.metadata.unsampled
 
         def sample_logits(logits: Tensor) -> tuple[Tensor, Tensor | None]:
-            out, total = self._by_kernel(logits, batch, params.tensor, min_logit)
+            out, total = self._by_kernel(logits, params.tensor, unsampled, noise=noise, min_p=min_p)
             if indices is not None:
                 keys = noise_keys_of(params.tensor, indices.tensor) if is_ahead else None
                 values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id, keys=keys)
@@ -83,8 +85,12 @@ class TritonLogitsSampler:
 
         return SampleLogits(sample_logits, params)
 
+    def sample_all(self, logits: Tensor, params: Tensor) -> Tensor:
+        """logits `[M, V]` -> as `SampleLogits`, `[M, 4]`. `params` int32 `[M, 6]`: the kernel's, which it changes."""
+        return self._by_kernel(logits, params, (), noise=True, min_p=False)[0]
+
     def _by_kernel(
-        self, logits: Tensor, batch: SamplingBatch, params: Tensor, min_logit: NDArray[np.float32] | None
+        self, logits: Tensor, params: Tensor, unsampled: tuple[int, ...], *, noise: bool, min_p: bool
     ) -> tuple[Tensor, Tensor]:
         """All positions, without top-k and top-p. The kernel counts finished programs in `params`."""
         count, width = logits.shape
@@ -92,9 +98,8 @@ class TritonLogitsSampler:
         out = torch.empty(count, 4, device=logits.device)
         numbers = 1 + self._kernels.PART_NUMBERS * parts
         work = torch.empty(count, numbers, dtype=torch.float32, device=logits.device)
-        noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         mask = self.mask_token_id
-        sizes = width, logits.stride(0), mask, *(batch.metadata.unsampled or (mask, mask))
+        sizes = width, logits.stride(0), mask, *(unsampled or (mask, mask))
         # at most one program for each part, about `_PROGRAMS` in all, with as many parts each
         parts_of_program = -(-parts // max(1, min(parts, _PROGRAMS // count)))
         grid = count, -(-parts // parts_of_program)

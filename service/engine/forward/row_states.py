@@ -16,9 +16,9 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
-from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
+from service.decode.rules import ConfidenceAbove, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from service.engine.forward.partition import join
-from service.engine.forward.rows import CONFIDENCE, ENTROPY, LEFT, Row
+from service.engine.forward.rows import CONFIDENCE, ENTROPY, JOINTLY, LEFT, Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
@@ -151,7 +151,7 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
 
 @lru_cache
 def rule_words(rule: Rule | None) -> NDArray[np.int32]:
-    """The words of a rule, as `state_kernels.rule_picks` reads them, `[5]`. None reveals nothing."""
+    """The words of a rule, as `state_kernels._rule_picks` reads them, `[5]`. None reveals nothing."""
     by, count, threshold, bound = CONFIDENCE, 1, np.float32(np.inf), np.inf
     match rule:
         case None:
@@ -166,6 +166,8 @@ def rule_words(rule: Rule | None) -> NDArray[np.int32]:
             by, count, bound = LEFT, rule.count, rule.bound or np.inf
         case LowestEntropy():
             by, bound = ENTROPY, rule.bound
+        case JointlyAbove():
+            by, count, bound = JOINTLY, 0, rule.threshold
         case _:
             raise AssertionError(f"the device does not know the rule {rule}")
     words = np.array([threshold]).view(np.int32), np.array([bound]).view(np.int32)

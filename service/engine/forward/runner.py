@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 from service.decode.block import Block, new_tuple
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
-from service.engine.forward.draft_chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
+from service.engine.forward.mrp_chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
 from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, known_rows
@@ -32,7 +32,7 @@ from service.engine.forward.warm_up import WarmUpRows
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.device import free_bytes, is_out_of_memory, measure_peak
-from service.model.transfer import PackedTables, to_host_async
+from service.model.transfer import HostCopies, PackedTables
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ class ModelRunner:
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
         self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
         # a chain's confidences may be rounded otherwise, which `deterministic` does not allow where drafts decide
-        self._chains = has_kernels and self.keeps_states and type(self._partition) is WholeBatch and num_candidates > 0
+        self._chains = has_kernels and self.keeps_states and type(self._partition) is WholeBatch
+        self._chains &= not self.config.shifted
+        self._copies = HostCopies()
         self._num_candidates = num_candidates
         has_mrp = checkpoint.mrp is not None
         self._warm_up = WarmUpRows(self.config, num_pages, self._partition, has_mrp=has_mrp)
@@ -133,7 +135,10 @@ class ModelRunner:
             if pending is not None:
                 pending()
         if "mrp" in self._networks and self._chains:
-            attempt(partial(self.begin_chain, count=1), self._warm_up.drafting(rows, hidden, self._num_candidates))
+            drafting = self._warm_up.drafting(rows, hidden, self._num_candidates)
+            for drafts in (False, True)[: 1 + (self._num_candidates > 0)]:
+                chained = [row._replace(drafts=drafts) for row in drafting]
+                attempt(partial(self.begin_chain, counts=[1] * len(rows)), chained)
 
     def _warm_up_states(self) -> None:
         """Starts the kernels of a row that is after another one."""
@@ -149,8 +154,11 @@ class ModelRunner:
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
-        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning.
+        The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning. The results
+        of a backbone's forward and of MRP's after it come to the host together.
         """
+        if network == "backbone":
+            self._copies.begin()  # no earlier result waits for this forward
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
         hidden, states = list[Tensor](), list[Tensor]()
@@ -171,28 +179,32 @@ class ModelRunner:
                 states.append(forward.states.states[: len(indices)])
         if keep_states and not on_device:
             states.append(torch.from_numpy(tokens_and_positions(ordered, self.config.mask_token_id)[0]))
-        pending = sampling.begin(join(hidden), join(states) if states else None)
+        pending = sampling.begin(join(hidden), self._copies, join(states) if states else None)
         return pending if in_order else pending.sorted_by(order)
 
     @torch.inference_mode()
-    def begin_chain(self, rows: Sequence[Row], count: int) -> list[Pending[Prediction | None]] | None:
-        """Begins up to `count` forwards of MRP that draft. Each reads the states after the picks of the one before.
+    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending[Prediction | None]] | None:
+        """Begins a chain of MRP's forwards. Each reads the states after the picks of the one before.
 
-        The rows have anchors and rules. -> one for each forward, with a Prediction for every row. None if the device
-        needs the host between them.
+        The rows have anchors and rules. `counts`: the forwards in which each takes part; a chain of drafts may be
+        shorter. -> one for each forward, with a Prediction for every row. A row may be `after` the last one it took
+        part in. None if the device needs the host between them.
         """
         graphs, length = self.model.graphs, self.config.block_size
         drafts = DraftVocabulary.for_rows(rows, length, 0, self.config.mask_token_id) if self._chains else None
-        if graphs is None or drafts is None or not can_chain(rows, drafts):
+        if graphs is None or not self._chains or not can_chain(rows, counts, drafts):
             return None
         tables = PackedTables(self.device)
-        planned = self.model.plan_chain(self._partition.rows(rows)[0], ChainTables.of(rows, drafts), tables)
-        results = None if planned is None else graphs.run_chain(planned, min(count, MAX_FORWARDS))
+        planned = self.model.plan_chain(self._partition.rows(rows)[0], ChainTables.of(rows, counts, drafts), tables)
+        results = None if planned is None else graphs.run_chain(planned, min(max(counts), MAX_FORWARDS))
         if results is None:
             return None
-        values, hidden = results
-        copied = cache(to_host_async([values]))
-        outputs = [drafts.output(of_forward) for of_forward in hidden]
+        copied = self._copies.add([results.values])
+        self._copies.begin()  # before a later chain overwrites the values
+        outputs = [
+            replace(ForwardOutput(hidden) if drafts is None else drafts.output(hidden), states=results.states)
+            for hidden in results.hidden
+        ]
         return [
             Pending(
                 [new_tuple(Anchor, (output, index)) for index in range(len(rows))],

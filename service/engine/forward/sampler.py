@@ -29,7 +29,7 @@ from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
 from service.model.checkpoint import Checkpoint
-from service.model.transfer import PackedTables, to_host_async
+from service.model.transfer import HostCopies, PackedTables
 
 
 class _Part(NamedTuple):
@@ -118,8 +118,8 @@ class PlannedSampling:
         """The index in the batch of each row of the parts' values."""
         return np.concatenate([part.indices for part in self._parts])
 
-    def begin(self, hidden: Tensor, states: Tensor | None = None) -> Pending[Prediction]:
-        """Begins without waiting for the device. hidden `[R, L, H]`.
+    def begin(self, hidden: Tensor, copies: HostCopies, states: Tensor | None = None) -> Pending[Prediction]:
+        """Begins without waiting for the device. hidden `[R, L, H]`. `copies`: get the results.
 
         `states` `[R, L]`: in these the picks of rows with rules are revealed; None if no row has one.
         """
@@ -131,7 +131,7 @@ class PlannedSampling:
             output = replace(output, states=states)
         if states is not None and self.reveal is not None:
             self.reveal(states, tables[0])
-        copied = to_host_async(tables)
+        copied = copies.add(tables)
 
         def predictions() -> list[Prediction]:
             arrived = iter(copied())

@@ -56,7 +56,7 @@ class SamplingMetadata:
 
     @cached_property
     def filtered(self) -> NDArray[np.bool_]:
-        return np.array([params.filtered and params.temperature > 0 for params in self._sampling])
+        return np.array([params.draws_filtered for params in self._sampling])
 
     @cached_property
     def ranked(self) -> NDArray[np.bool_]:

@@ -6,9 +6,9 @@ R rows of L tokens. A state is int32 `[L]`: the tokens of a block, the mask toke
 import triton
 import triton.language as tl
 
-from service.engine.forward.rows import ENTROPY, LEFT
+from service.engine.forward.rows import ENTROPY, JOINTLY, LEFT
 
-_LEFT, _ENTROPY = tl.constexpr(LEFT), tl.constexpr(ENTROPY)
+_LEFT, _ENTROPY, _JOINTLY = tl.constexpr(LEFT), tl.constexpr(ENTROPY), tl.constexpr(JOINTLY)
 _INFINITY = tl.constexpr(float("inf"))
 
 
@@ -101,12 +101,23 @@ def locate_positions(
 
 
 @triton.jit
-def rule_picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
+def _double(words):
+    """The float64 number of two words, `[1]`."""
+    single = tl.arange(0, 1)
+    low = tl.load(words + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(words + 1 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (low | (high << 32)).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _rule_picks(masked, lane, confidence, entropy, rule, sure, L: tl.constexpr):
     """The picks of a rule (`decode/rules.py`) among masked positions, the first ones in an order, `[PAD]`.
 
     `rule`, five words: the order modulo 4 (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
     (infinity: none), two words of the bound in float64 (infinity: none). There are `count` picks at least; more of them
-    up to the threshold, or within the bound (`entropy_bounded`). Ties go to the lowest position.
+    up to the threshold, or within the bound (`entropy_bounded`). Ties go to the lowest position. Of `JointlyAbove`
+    `sure` `[1]` is the product of the confidences of earlier picks. It is returned with these picks', NaN without any:
+    then no later forward has picks.
     """
     by = tl.load(rule) % 4
     count = tl.load(rule + 1)
@@ -118,11 +129,18 @@ def rule_picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
     higher = (score[None, :] > score[:, None]) | ((score[None, :] == score[:, None]) & (lane[None, :] < lane[:, None]))
     rank = tl.sum((higher & masked[None, :]).to(tl.int32), 1)
     threshold = tl.load(rule + 2).to(tl.float32, bitcast=True)
-    single = tl.arange(0, 1)
-    low = tl.load(rule + 3 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(rule + 4 + single).to(tl.uint32, bitcast=True).to(tl.uint64)
-    bound = (low | (high << 32)).to(tl.float64, bitcast=True)
-    if tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
+    bound = _double(rule + 3)
+    if by == _JOINTLY:
+        product = tl.full([1], 1.0, tl.float64)
+        joint = tl.full([1], float("nan"), tl.float64)
+        for nth in range(tl.sum(masked.to(tl.int32), 0)):
+            this = tl.sum(tl.where(masked & (rank == nth), confidence, 0.0), 0).to(tl.float64)
+            product *= this
+            if (nth == count) & (tl.sum((product > bound / sure).to(tl.int32), 0) > 0):
+                count += 1
+                joint = product
+        sure *= joint
+    elif tl.sum((bound < _INFINITY).to(tl.int32), 0) > 0:
         largest = tl.full([1], 0.0, tl.float64)
         total = tl.full([1], 0.0, tl.float64)
         within = tl.full([1], 1, tl.int32)
@@ -133,7 +151,7 @@ def rule_picks(masked, lane, confidence, entropy, rule, L: tl.constexpr):
             largest = tl.maximum(this, largest)
             within = within & ((total <= bound) | (nth < least)).to(tl.int32)
             count = tl.maximum(count, tl.sum(within, 0) * (nth + 1))
-    return masked & ((rank < count) | (confidence > threshold))
+    return masked & ((rank < count) | (confidence > threshold)), sure
 
 
 @triton.jit
@@ -141,7 +159,7 @@ def reveal_picks(
     states,  # [R, L] int32: the picks are revealed here
     values,  # [M, 4] float32: as of `sampling_kernels.sample`
     order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `rule_picks`. To the rule's order is
+    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `_rule_picks`. To the rule's order is
     #         added four times the number of the row's masked positions that are read, the leftmost ones
     MASK_TOKEN,
     L: tl.constexpr,
@@ -159,5 +177,66 @@ def reveal_picks(
         token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
         confidence = tl.load(value + 1, mask=masked, other=-1.0)
         entropy = tl.load(value + 2, mask=masked, other=0.0)
-        picked = rule_picks(masked, lane, confidence, entropy, table + row * 6 + 1, L)
+        sure = tl.full([1], 1.0, tl.float64)
+        picked, sure = _rule_picks(masked, lane, confidence, entropy, table + row * 6 + 1, sure, L)
         tl.store(states + row * L + lane, token, mask=picked)
+
+
+@triton.jit
+def begin_chained(
+    states,  # [R, L] int32
+    table,  # [R, 14] int32: as of `reveal_chained`
+    param_table,  # [R * L, 6] int32: temperature's bits, noise, two words of its key are computed; the rest is the
+    #               sampler's
+    MASK_TOKEN,
+    L: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    """The sampler's parameters at all positions of a chain's forward. Grid: rows."""
+    row = tl.program_id(0)
+    param = table + row * 14
+    lane = tl.arange(0, PAD)
+    inside = lane < L
+    masked = tl.load(states + row * L + lane, mask=inside, other=-1) == MASK_TOKEN
+    revealed = L - tl.sum(masked.to(tl.int32), 0)
+    first, second = noise_key(tl.load(param + 4), tl.load(param + 5), tl.load(param + 6) + lane, revealed)
+    to = param_table + (row * L + lane) * 6
+    tl.store(to, tl.load(param + 2), mask=inside)
+    tl.store(to + 1, tl.load(param + 3), mask=inside)
+    tl.store(to + 2, first.to(tl.int32, bitcast=True), mask=inside)
+    tl.store(to + 3, second.to(tl.int32, bitcast=True), mask=inside)
+
+
+@triton.jit
+def reveal_chained(
+    states,  # [R, L] int32: the picks are revealed here
+    drawn,  # [R * L, 4] float32: as of `sampling_kernels.sample`, of all positions
+    table,  # [R, 14] int32: the number of forwards before, the number of those that reveal, temperature's bits, noise,
+    #         two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`
+    values,  # [K, R, L, 4] float32: the numbers in `drawn` of a row's masked positions, one after another
+    MASK_TOKEN,
+    L: tl.constexpr,
+    PAD: tl.constexpr,
+):
+    """One forward of a chain (`mrp_chains.py`): reveals the picks of each row's rule. Grid: rows."""
+    row = tl.program_id(0)
+    param = table + row * 14
+    number = tl.load(param)
+    tl.store(param, number + 1)
+    lane = tl.arange(0, PAD)
+    masked = tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN
+    if (number < tl.load(param + 1)) & (tl.sum(masked.to(tl.int32), 0) > 0):
+        at = drawn + 4 * (row * L + lane).to(tl.int64)
+        token = tl.load(at, mask=masked, other=0.0)
+        confidence = tl.load(at + 1, mask=masked, other=-1.0)
+        entropy = tl.load(at + 2, mask=masked, other=0.0)
+        index = (number.to(tl.int64) * tl.num_programs(0) + row) * L + tl.cumsum(masked.to(tl.int32), 0) - 1
+        tl.store(values + index * 4, token, mask=masked)
+        tl.store(values + index * 4 + 1, confidence, mask=masked)
+        tl.store(values + index * 4 + 2, entropy, mask=masked)
+        tl.store(values + index * 4 + 3, tl.load(at + 3, mask=masked, other=0.0), mask=masked)
+        picked, sure = _rule_picks(masked, lane, confidence, entropy, param + 7, _double(param + 12), L)
+        tl.store(states + row * L + lane, token.to(tl.int32, bitcast=True), mask=picked)
+        bits, single = sure.to(tl.uint64, bitcast=True), tl.arange(0, 1)
+        tl.store(param + 12 + single, bits.to(tl.uint32).to(tl.int32, bitcast=True))
+        tl.store(param + 13 + single, (bits >> 32).to(tl.uint32).to(tl.int32, bitcast=True))

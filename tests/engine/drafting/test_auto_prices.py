@@ -82,7 +82,7 @@ class Capturing:
         picks = [Pick(position, 7, 0.5) for position in range(self.config.block_size)]
         return done([prediction_of(picks) for _ in rows])
 
-    def begin_chain(self, rows: Sequence[Row], count: int) -> None:
+    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """There is no graph for a chain."""
 
 

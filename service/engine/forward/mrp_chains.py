@@ -1,0 +1,167 @@
+"""Chains: forwards of MRP that follow one another on the device, without the host between them.
+
+Each reads the state after the picks of the one before. All are replays of one CUDA graph: MRP, the tokens of all
+positions, the reveal, and the next forward's anchors. Drafts are chosen from candidates, if they have any. The tokens
+of `direct` are final, so they are sampled over the whole vocabulary. One copy sends the tables, and one brings all
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from service.decode.block import new_tuple
+from service.decode.policy import Prediction
+from service.engine.forward.draft_vocabulary import DraftVocabulary
+from service.engine.forward.row_states import rule_words
+from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row
+from service.engine.forward.sampling_batch import SamplingMetadata
+from service.model.transfer import SentTable
+
+#: Hidden states `[R * L, H]` -> the table of all positions as of `SampleLogits`, `[R * L, 4]`.
+SampleChained = Callable[[Tensor, "ChainBuffers"], Tensor]
+
+#: The most forwards of a chain. The most positions of its rows: with more, a forward takes longer than its launches.
+MAX_FORWARDS, MAX_POSITIONS = 8, 256
+
+
+class ChainTables(NamedTuple):
+    """The tables of R rows on the host. `params` int32 `[R, 14]`: as of `state_kernels.reveal_chained`.
+
+    `slots` `[R, L]`: the index of a position's candidates in `candidates`, 0 where it has none. None without drafts.
+    """
+
+    params: NDArray[np.int32]
+    slots: NDArray[np.int64] | None = None
+    candidates: Candidates | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> ChainTables:
+        """`counts`: the forwards in which a row reveals."""
+        from service.engine.forward.sampling_kernels import NOISY
+
+        metadata = SamplingMetadata(rows, len(rows[0].state.tokens))
+        params = np.zeros((len(rows), 14), np.int32)
+        params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
+        params[:, 3], params[:, 6] = NOISY * metadata.random, metadata.start
+        params[:, 4:6] = metadata.seed.view(np.int32).reshape(-1, 2)
+        params[:, 7:12] = np.stack([rule_words(row.rule) for row in rows])
+        params[:, 12:] = np.ones(1).view(np.int32)
+        return cls(params) if drafts is None else cls(params, np.maximum(drafts.slots, 0), drafts.joined)
+
+
+class SentChain(NamedTuple):
+    """`ChainTables` that are sent, padded to a graph's rows."""
+
+    params: SentTable
+    slots: SentTable | None
+    candidates: Candidates | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBuffers:
+    """The tensors that a graph of a chain reads and writes: R rows of L tokens, K forwards, C candidates.
+
+    `params`: see `ChainTables`. `positions` int32 `[R * L, 6]`: the sampler's parameters. `candidates` `[R * L, C]`:
+    each position's, for drafts. `values` `[K, R, L, 4]`: as of `reveal_chained`. `hidden` `[K, R, L, H]`: the next
+    anchors of each forward.
+    """
+
+    params: Tensor
+    positions: Tensor
+    candidates: Candidates | None
+    values: Tensor
+    hidden: Tensor
+
+    @classmethod
+    def like(cls, params: Tensor, candidates: Candidates | None, anchors: Tensor) -> ChainBuffers:
+        """For anchors `[R, L, H]`. `params`: where the table will be. `candidates`: some of the same width."""
+        count = anchors.shape[0] * anchors.shape[1]
+        positions = torch.zeros(count, 6, dtype=torch.int32, device=anchors.device)
+        if candidates is None:
+            positions[:, 4] = -1  # each token is chosen
+        else:
+            positions[:, 4:] = torch.arange(count, dtype=torch.int32, device=anchors.device)[:, None]
+            tokens, weights = candidates.tokens, candidates.other_weight
+            candidates = Candidates(tokens.new_zeros(count, tokens.shape[1]), weights.new_zeros(count))
+        values = torch.zeros(MAX_FORWARDS, *anchors.shape[:2], 4, device=anchors.device)
+        return cls(params, positions, candidates, values, anchors.new_zeros(MAX_FORWARDS, *anchors.shape))
+
+    def load(self, chain: SentChain) -> None:
+        """Gathers the candidates, after the tables are sent."""
+        if self.candidates is None or chain.candidates is None or chain.slots is None:
+            return
+        slots = chain.slots.tensor.view(-1)
+        torch.index_select(chain.candidates.tokens, 0, slots, out=self.candidates.tokens)
+        torch.index_select(chain.candidates.other_weight, 0, slots, out=self.candidates.other_weight)
+
+    def reveal(self, hidden: Tensor, states: Tensor, sample: SampleChained, mask_token_id: int) -> None:
+        """Reveals the picks of a forward in the states `[R, L]`. hidden `[R, L, H]`."""
+        from service.engine.forward import state_kernels
+
+        self.hidden.index_copy_(0, self.params[0, :1].long(), hidden[None])
+        length, grid = states.shape[1], (len(states),)
+        sizes = {"L": length, "PAD": 1 << (length - 1).bit_length()}
+        state_kernels.begin_chained[grid](states, self.params, self.positions, mask_token_id, **sizes)
+        drawn = sample(hidden.flatten(0, 1), self)
+        state_kernels.reveal_chained[grid](states, drawn, self.params, self.values, mask_token_id, **sizes)
+
+
+class ChainResults(NamedTuple):
+    """The results of K forwards over R rows.
+
+    `values` `[K, R of the graph, L, 4]`: as of `reveal_chained`, until the next replay. `hidden` `[K, R, L, H]`: the
+    anchors. `states` int32 `[R, L]`: those after the last forward; None after drafts, which no forward follows.
+    """
+
+    values: Tensor
+    hidden: Tensor
+    states: Tensor | None
+
+
+def can_chain(rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> bool:
+    """Whether rows of MRP can be a chain: each picks by a rule alone, or stores a finished block.
+
+    All of them draft from candidates, or none does.
+    """
+    sampled = [row for row in rows if row.sampling is not None]
+    if not sampled or len(rows) * len(rows[0].state.tokens) > MAX_POSITIONS:
+        return False
+    if any(row.rule is None or row.sampling is None or row.sampling.draws_filtered for row in sampled):
+        return False
+    if any(row.unsampled and not row.drafts for row in sampled):
+        return False
+    if max(counts) > MAX_FORWARDS and not all(row.drafts for row in sampled):
+        return False
+    return drafts is None or drafts.present.sum() == len(sampled)
+
+
+def chain_predictions(rows: Sequence[Row], output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
+    """The predictions of one forward of a chain. values `[R, L, 4]`, see `reveal_chained`.
+
+    Later forwards name the first one's positions, too: only the device knows their states (`Prediction.of_positions`).
+    """
+    tokens, numbers = values.view(np.int32)[..., 0].tolist(), values[..., 1:].transpose(2, 0, 1).tolist()
+    predictions = list[Prediction]()
+    for index, row in enumerate(rows):
+        masked, sampling = row.state.masked, row.sampling
+        count, (confidences, entropies, logprobs) = len(masked), (column[index] for column in numbers)
+        is_cold = sampling is not None and not row.drafts and 0 < sampling.temperature < 1
+        predictions.append(
+            Prediction(
+                masked,
+                tokens[index][:count],
+                confidences[:count],
+                handle=new_tuple(Anchor, (output, index)),
+                entropies=entropies[:count] if row.entropy else (),
+                token_logprobs=logprobs[:count] if is_cold else (),
+            )
+        )
+    return predictions
