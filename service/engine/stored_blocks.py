@@ -52,7 +52,8 @@ class StoredBlocks:
         self.has_failed |= None in anchors
         is_mrp, stored = rows[0].anchor is not None, 0
         for row, anchor in zip(rows, anchors, strict=True):
-            if not row.writes_kv or not (is_mrp or (self.unwritten and row.index == self.unwritten[0].index)):
+            in_turn = row.sampling is None if is_mrp else self.unwritten and row.index == self.unwritten[0].index
+            if not row.writes_kv or not in_turn:  # a row whose block may be complete, if any, is the next one
                 break
             stored += 1
             if not is_mrp:
