@@ -15,7 +15,9 @@ from itertools import islice
 from math import isfinite
 from typing import Any, NamedTuple, cast
 
-from service.decode.block import MASKED, Block, new_tuple
+from msgspec.structs import replace
+
+from service.decode.block import MASKED, Block
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, GrammarMatcher
 from service.decode.first_token import decode_after_first
 from service.decode.mode import Pace
@@ -220,7 +222,7 @@ class RunningRequest:
         masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
         if masked < 1:
             return []
-        return [row._replace(state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
+        return [replace(row, state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
         """A forward over these rows has begun. `anchors`: theirs, None for a row without memory."""
@@ -480,15 +482,24 @@ class RunningRequest:
         sampling, entropy = request.sampling, self._needs_entropy
         drafts, adjuster = self._draft_vocabulary, self._adjuster
         rule, edits = self._rule if len(query.states) == 1 and self._may_go_ahead else None, bool(query.edit)
-        # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
-            new_tuple(Row, (
-                state, index, pages, False, sampling, query.edit, None, entropy, drafts,
-                masks.get(state) if masks else None, logprobs,
-                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits, False,
-            ))
+            Row(
+                state,
+                index,
+                pages,
+                writes_kv=False,
+                sampling=sampling,
+                rescore=query.edit,
+                entropy=entropy,
+                drafts=drafts,
+                mask=masks.get(state) if masks else None,
+                logprobs=logprobs,
+                adjustments=adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (),
+                rule=rule,
+                edits=edits,
+            )
             for state in query.states
-        ]  # fmt: skip
+        ]
 
     def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
         """The rows to store. The last one also reads the first position of the block that is decoded.
@@ -499,13 +510,14 @@ class RunningRequest:
         if not budget:
             return rows
         if self._num_unread:
-            return [*rows[:-1], rows[-1]._replace(sampling=self.request.sampling, opens_next=True)]
+            return [*rows[:-1], replace(rows[-1], sampling=self.request.sampling, opens_next=True)]
         if not rows:
             rows = [Row(Block(self.lease.prefix.blocks[index]), index, self.lease.pages, writes_kv=False)]
         (read,), last = self._rows(cast(Evaluate, query)), rows[-1]
         return [
             *rows[:-1],
-            last._replace(
+            replace(
+                last,
                 sampling=read.sampling,
                 mask=read.mask,
                 logprobs=read.logprobs,
@@ -532,7 +544,7 @@ class RunningRequest:
         if not ahead.uncertain or ahead.index + 1 == len(self.lease.pages):
             return [row]
         state = unknown_state(self._block_size, self._block_size)
-        return [row, row._replace(state=state, index=ahead.index + 1, writes_kv=False, after=None)]
+        return [row, replace(row, state=state, index=ahead.index + 1, writes_kv=False, after=None)]
 
     def _refined(self, query: Refine) -> Row:
         state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Anchor, Row
 from service.engine.prefix_cache import BlockTokens, Lease
@@ -58,7 +60,7 @@ class StoredBlocks:
             if not is_mrp:
                 block = self.unwritten.popleft()
                 if self._uses_mrp:
-                    self.for_mrp.append(block._replace(anchor=anchor))
+                    self.for_mrp.append(replace(block, anchor=anchor))
         if is_mrp:
             self.for_mrp.clear()
         if is_mrp or not self._uses_mrp:
@@ -76,7 +78,7 @@ class StoredBlocks:
             self._next = row.index
         elif self._uses_mrp:
             state = unknown_state(len(row.state.tokens), 0)
-            self.for_mrp.append(row._replace(state=state, sampling=None, rule=None, anchor=anchor))
+            self.for_mrp.append(replace(row, state=state, sampling=None, rule=None, anchor=anchor))
         else:
             self._num_stored += 1
             self._share()

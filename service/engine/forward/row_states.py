@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def _with_state(row: Row, mask_token_id: int) -> Row:
         raise AssertionError("a row is to read the state after a row that revealed nothing")
     tokens = row.after.output.states[row.after.row].tolist()
     state = Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
-    return row._replace(state=state, after=None, writes_kv=row.writes_kv and state.complete)
+    return replace(row, state=state, after=None, writes_kv=row.writes_kv and state.complete)
 
 
 class StateRows:

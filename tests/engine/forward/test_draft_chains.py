@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, TopConfidence
@@ -28,8 +29,8 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator) -> list
         row = Row(
             Block((*tokens[1:], MASKED)), number, (), writes_kv=False, sampling=sampling, entropy=True, drafts=True
         )
-        rows.append(row._replace(anchor=anchor, rule=rule))
-    return [*rows, rows[0]._replace(state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
+        rows.append(replace(row, anchor=anchor, rule=rule))
+    return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
 
 
 @pytest.mark.parametrize("length", [1, 3, 8, 16])
@@ -72,7 +73,7 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
             if row.sampling is not None:
                 torch.testing.assert_close(torch.tensor(prediction.entropies), of_row[:, 2], atol=1e-5, rtol=1e-4)
             picks = row.rule(prediction) if row.rule is not None and row.state.masked else ()
-            following.append(row._replace(state=row.state.reveal(picks)))
+            following.append(replace(row, state=row.state.reveal(picks)))
         rows_then = following
         assert states.tensor.tolist() == tokens_and_positions(rows_then, MASK)[0].tolist()
     assert sent.params.tensor[:, 0].tolist() == [FORWARDS] * len(rows)
