@@ -13,8 +13,9 @@ ahead is dropped.
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
@@ -34,10 +35,10 @@ from service.errors import MrpServeError, OutputsNotFinite
 from service.model.config import ModelConfig
 
 
-class Ahead(NamedTuple):
+class Ahead(Struct, frozen=True, gc=False):
     """The next row that a request can name. `masked`: the number of its state's masked positions, at most."""
 
-    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
+    index: int
     masked: int
     after: Anchor | None  # the row that leads to its state; None: nothing of the block is revealed
     mrp_steps: int = 0  # the forwards of MRP since the backbone's
@@ -288,7 +289,7 @@ class RunningRequest:
             kind: ForwardKind = "prefill" if rows[0].index < self._prompt_blocks else "commit"
             self.stats.count((kind,))
             self._num_unread -= 1
-            self._send((predictions[-1]._replace(positions=(0,)),))
+            self._send((replace(predictions[-1], positions=(0,)),))
             return (kind,)
         if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
             self.stats.count(("denoise",))

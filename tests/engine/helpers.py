@@ -143,7 +143,7 @@ class CheckingRunner(RunnerWrapper):
         if row.opens_next:
             size = len(row.state.tokens)
             assert list(reading.positions) == [size]
-            reading, following = reading._replace(positions=(0,)), Block((MASKED,) * size)
+            reading, following = structs.replace(reading, positions=(0,)), Block((MASKED,) * size)
             wanted = self.reference.read(hidden, following, start + size, row.sampling)
         else:
             wanted = self.reference.read(hidden, row.state, start, row.sampling, judge, edit=edit)

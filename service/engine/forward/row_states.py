@@ -57,13 +57,13 @@ class StateRows:
         for index, row in enumerate(rows):
             if row.after is None:
                 continue
-            output, earlier = row.after
+            output = row.after.output
             if output.states is None:
                 raise AssertionError("a row is to read the state after a row that revealed nothing")
             if id(output) not in starts:
                 self._parts.append(output.states)
                 starts[id(output)], size = size, size + len(output.states)
-            sources[index] = starts[id(output)] + earlier
+            sources[index] = starts[id(output)] + row.after.row
         self._sources = tables.add(sources)
 
     def write(self, tokens: Tensor, pages: PagedAttend) -> None:

@@ -52,7 +52,7 @@ class ForwardOutput:
     states: Tensor | None = None
 
 
-class Anchor(NamedTuple):
+class Anchor(Struct, frozen=True, gc=False):
     """Row `row` of a forward's output."""
 
     output: ForwardOutput

@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from service.decode.block import Block, new_tuple
+from service.decode.block import Block
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
 from service.engine.forward.draft_chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
@@ -196,7 +196,7 @@ class ModelRunner:
         outputs = [drafts.output(of_forward) for of_forward in hidden]
         return [
             Pending(
-                [new_tuple(Anchor, (output, index)) for index in range(len(rows))],
+                [Anchor(output, index) for index in range(len(rows))],
                 partial(_chained, rows, output, copied, number),
             )
             for number, output in enumerate(outputs)
