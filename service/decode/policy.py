@@ -41,22 +41,26 @@ class Prediction(Struct, frozen=True, gc=False):
         return self.picked(range(len(self.positions)))
 
     def picked(self, indices: Iterable[int]) -> tuple[Pick, ...]:
-        positions, tokens, confidences = self.positions, self.tokens, self.confidences
+        return tuple([self.pick(index) for index in indices])
+
+    def pick(self, index: int) -> Pick:
         logprobs, token_logprobs = self.logprobs, self.token_logprobs
-        return tuple([
-            new_tuple(
-                Pick,
-                (positions[i], tokens[i], confidences[i], logprobs[i] if logprobs else None,
-                 token_logprobs[i] if token_logprobs else None),
-            )
-            for i in indices
-        ])  # fmt: skip
+        return new_tuple(
+            Pick,
+            (
+                self.positions[index],
+                self.tokens[index],
+                self.confidences[index],
+                logprobs[index] if logprobs else None,
+                token_logprobs[index] if token_logprobs else None,
+            ),
+        )
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
         if count == 1:  # by far the most frequent count
-            return self.picked((confidences.index(max(confidences)),))
+            return (self.pick(confidences.index(max(confidences))),)
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def of_positions(self, masked: Sequence[int]) -> Prediction:
