@@ -54,7 +54,7 @@ class Block(Struct, frozen=True, gc=False):
     @property
     def masked(self) -> tuple[int, ...]:
         """The masked positions, ascending."""
-        return tuple(position for position, token in enumerate(self.tokens) if token == MASKED)
+        return tuple([position for position, token in enumerate(self.tokens) if token == MASKED])
 
     @property
     def complete(self) -> bool:

@@ -3,7 +3,8 @@
 Counts change with every step. The frozen statistics of an event are made only when a block or the request ends.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -22,7 +23,7 @@ class RequestStats:
         self.cached_tokens, self._mrp_steps = cached_tokens, mrp_steps
         self.events: list[tuple[BlockEvent, Sequence[Step]]] = []
         self.progress: list[BlockProgress] = []
-        self._forwards = dict.fromkeys(ForwardCounts.__struct_fields__, 0)
+        self._forwards, self._kinds = Counter[str](), list[ForwardKind]()  # the second: since the last event
         self.decoded_tokens = self._proposed = self._accepted = self._remasked = self._forced = 0
         self._queue_s = 0.0
         self._prefill_s: float | None = None
@@ -36,11 +37,10 @@ class RequestStats:
         self._clock, self._version, self._mrp_version = clock, version, mrp_version
         self._queue_s = self._age()
 
-    def count(self, kinds: Iterable[ForwardKind]) -> None:
-        for kind in kinds:
-            self._forwards[kind] += 1
-            if kind == "prefill":
-                self._prefill_s = self._age()
+    def count(self, kinds: tuple[ForwardKind, ...]) -> None:
+        self._kinds += kinds
+        if "prefill" in kinds:
+            self._prefill_s = self._age()
 
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
@@ -55,6 +55,8 @@ class RequestStats:
                 self._remasked += len(remasked)
             if kind == "forced":
                 self._forced += len(revealed)
+        self._forwards.update(self._kinds)
+        self._kinds.clear()
         age = self._age()
         if self._first_block_s is None:
             self._first_block_s = age

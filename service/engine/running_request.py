@@ -421,10 +421,11 @@ class RunningRequest:
         self._query = query
         if isinstance(query, Evaluate) and not query.edit:
             block = self._canvas.block  # final where a policy evaluates, unless it edits
-            if self._settled(block):
-                self._end_block(None)
-                return
-            self._leading = block.tokens.index(MASKED)
+            if block.tokens[self._leading] != MASKED:
+                if self._settled(block):
+                    self._end_block(None)
+                    return
+                self._leading = block.tokens.index(MASKED)
         if (grammar := self._canvas.grammar) is not None:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
             self._masks = {state: grammar.mask(state) for state in states}

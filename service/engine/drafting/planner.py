@@ -93,11 +93,12 @@ class DraftPlanner:
         `ahead`: whether its next forward has begun.
         """
         step = self.work
-        step.requests += bool(rows)
-        step.ahead += bool(rows) and ahead
-        step.rows += rows
         step.tokens += tokens
-        step.pages += rows * pages
+        if rows:
+            step.requests += 1
+            step.ahead += ahead
+            step.rows += rows
+            step.pages += rows * pages
 
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
