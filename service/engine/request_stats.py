@@ -18,6 +18,12 @@ class RequestStats:
     `mrp_steps`: the MRP forwards for its drafts, None without drafts. `events`, `progress`: those not collected yet.
     """
 
+    __slots__ = (
+        "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_kinds", "_mrp_steps", "_mrp_version",
+        "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_submitted", "_version", "cached_tokens",
+        "decoded_tokens", "events", "progress",
+    )  # fmt: skip
+
     def __init__(self, request: GenerationRequest, submitted: float, cached_tokens: int, mrp_steps: int | None) -> None:
         self._request, self._submitted = request, submitted
         self.cached_tokens, self._mrp_steps = cached_tokens, mrp_steps
@@ -28,9 +34,6 @@ class RequestStats:
         self._queue_s = 0.0
         self._prefill_s: float | None = None
         self._first_block_s: float | None = None
-        self._clock: Callable[[], float]
-        self._version: int
-        self._mrp_version: int | None
 
     def begin(self, clock: Callable[[], float], version: int, mrp_version: int | None = None) -> None:
         """The request has left the queue. The weights that answer have these versions, MRP the second."""

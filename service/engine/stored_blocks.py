@@ -19,6 +19,10 @@ from service.engine.prefix_cache import BlockTokens, Lease
 class StoredBlocks:
     """The blocks of one request. `written`: those to be shared, in their order, since the last publication."""
 
+    __slots__ = (
+        "_finished", "_lease", "_next", "_num_stored", "_uses_mrp", "for_mrp", "has_failed", "unwritten", "written",
+    )  # fmt: skip
+
     def __init__(self, lease: Lease, *, uses_mrp: bool) -> None:
         self._lease, self._uses_mrp = lease, uses_mrp
         self.unwritten: deque[Row] = deque()

@@ -233,6 +233,8 @@ class RequestDrafts:
     after the rule's picks in the forward before.
     """
 
+    __slots__ = ("_tenant", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
+
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
         self.planner, self._tenant = planner, tenant
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
