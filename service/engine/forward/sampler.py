@@ -168,11 +168,11 @@ def _predictions(
                 masked,
                 tokens[start:end],
                 confidences[start:end],
-                rescored.get(index, ()),
-                Anchor(output, index),
-                entropies[start:end] if row.entropy else (),
-                [logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
-                token_logprobs[start:end] if cold[index] else (),
+                rescored=rescored.get(index, ()),
+                handle=Anchor(output, index),
+                entropies=entropies[start:end] if row.entropy else (),
+                logprobs=[logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
+                token_logprobs=token_logprobs[start:end] if cold[index] else (),
             )
         )
         start = end
