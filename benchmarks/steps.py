@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from msgspec.structs import replace
 
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
@@ -86,7 +87,7 @@ def step_times(
         tables = [[(row * prefix + page) % runner.model.num_pages for page in range(prefix)] for row in range(count)]
         rows = [Row(state, prefix, of_row, writes_kv=False, sampling=SamplingParams()) for of_row in tables]
         readings = _run(runner, "backbone", rows)
-        anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
+        anchored = [replace(row, anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
         backbone = _median(partial(_run, runner, "backbone", rows), checkpoint, rounds)
         mrp = _median(partial(_run, runner, "mrp", anchored), checkpoint, rounds) if checkpoint.mrp else None
         need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 MASKED = -1
 
 _T = TypeVar("_T")
@@ -44,7 +46,7 @@ class Pick(NamedTuple):
     logprob: float | None = None  # at the request's temperature, None if it is the confidence's logarithm
 
 
-class Block(NamedTuple):
+class Block(Struct, frozen=True, gc=False):
     """The tokens of one block. Masked positions hold `MASKED`."""
 
     tokens: tuple[int, ...]
@@ -52,7 +54,7 @@ class Block(NamedTuple):
     @property
     def masked(self) -> tuple[int, ...]:
         """The masked positions, ascending."""
-        return tuple(position for position, token in enumerate(self.tokens) if token == MASKED)
+        return tuple([position for position, token in enumerate(self.tokens) if token == MASKED])
 
     @property
     def complete(self) -> bool:
@@ -73,7 +75,7 @@ class Block(NamedTuple):
         tokens = list(self.tokens)
         for pick in picks:
             tokens[pick[0]] = pick[1]
-        return new_tuple(Block, (tuple(tokens),))
+        return Block(tuple(tokens))
 
     def remask(self, positions: Iterable[int]) -> Block:
         """A copy of this block with the positions masked again."""

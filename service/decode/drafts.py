@@ -102,7 +102,7 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
             return drafts
     for number in range(budget.states):
         if number < refined and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
-            (node.prediction,) = yield new_tuple(Refine, (node.prediction, node.state, (), refined - number - 1))
+            (node.prediction,) = yield Refine(node.prediction, node.state, ahead=refined - number - 1)
             search.rank(node, FRESH)
         search.expand(node)
         following = search.choose(canvas.ends)
@@ -198,7 +198,8 @@ class BestFirstSearch:
 
     def rank(self, node: Node, sharpness: float) -> None:
         """Ranks the next picks of a node by the confidences of its prediction."""
-        bits, (positions, tokens, confidences, *_) = self._bits, node.prediction.restricted_to(node.state)
+        bits, prediction = self._bits, node.prediction.restricted_to(node.state)
+        positions, tokens, confidences = prediction.positions, prediction.tokens, prediction.confidences
         order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
         weights = [
             (sure / (1.0 - sure) if _LEAST < sure < SURE else _clipped_odds(sure)) ** sharpness

@@ -4,7 +4,6 @@ from typing import ClassVar, NamedTuple
 
 from msgspec import Struct
 
-from service.decode.block import new_tuple
 from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
 from service.decode.policy import Decoding, Evaluate
@@ -80,7 +79,7 @@ class RuleMode(DecodingMode, frozen=True):
         """Every forward reveals the picks that the rule chooses."""
         rule, block = canvas.rule(self.rule), canvas.block
         while not block.complete:
-            (prediction,) = yield new_tuple(Evaluate, ((block,), 0, (), ()))
+            (prediction,) = yield Evaluate((block,))
             canvas.reveal("denoise", canvas.choose(rule, prediction, block))
             block = canvas.block
 

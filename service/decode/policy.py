@@ -10,12 +10,17 @@ Policies use no tensors; tests drive them with a scripted oracle.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tuple
 
+_T = TypeVar("_T")
 
-class Prediction(NamedTuple):
+
+class Prediction(Struct, frozen=True, gc=False):
     """The model's output for one state of a block, column by column: a value for every position that is read.
 
     The last three are empty where nothing needs them. Picks are made on demand: few states of a tree are accepted.
@@ -36,49 +41,63 @@ class Prediction(NamedTuple):
         return self.picked(range(len(self.positions)))
 
     def picked(self, indices: Iterable[int]) -> tuple[Pick, ...]:
-        positions, tokens, confidences, _, _, _, logprobs, token_logprobs = self
-        return tuple([
-            new_tuple(
-                Pick,
-                (positions[i], tokens[i], confidences[i], logprobs[i] if logprobs else None,
-                 token_logprobs[i] if token_logprobs else None),
-            )
-            for i in indices
-        ])  # fmt: skip
+        return tuple([self.pick(index) for index in indices])
+
+    def pick(self, index: int) -> Pick:
+        logprobs, token_logprobs = self.logprobs, self.token_logprobs
+        return new_tuple(
+            Pick,
+            (
+                self.positions[index],
+                self.tokens[index],
+                self.confidences[index],
+                logprobs[index] if logprobs else None,
+                token_logprobs[index] if token_logprobs else None,
+            ),
+        )
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
         if count == 1:  # by far the most frequent count
-            return self.picked((confidences.index(max(confidences)),))
+            return (self.pick(confidences.index(max(confidences))),)
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def of_positions(self, masked: Sequence[int]) -> Prediction:
         """The same values at these masked positions, ascending. Further values are dropped."""
-        count, (_, tokens, confidences, rescored, handle, *columns) = len(masked), self
-        cut = [column[:count] for column in (tokens, confidences)], [column[:count] for column in columns]
-        return new_tuple(Prediction, (masked, *cut[0], rescored, handle, *cut[1]))
+        count = len(masked)
+        return replace(
+            self,
+            positions=masked,
+            tokens=self.tokens[:count],
+            confidences=self.confidences[:count],
+            entropies=self.entropies[:count],
+            logprobs=self.logprobs[:count],
+            token_logprobs=self.token_logprobs[:count],
+        )
 
     def restricted_to(self, block: Block) -> Prediction:
         """The prediction restricted to the masked positions of `block`, a later state of the same block."""
-        state, (positions, tokens, confidences, rescored, handle, *columns) = block.tokens, self
+        state, positions = block.tokens, self.positions
         masked = [index for index, position in enumerate(positions) if state[position] == MASKED]
         if len(masked) == len(positions):
             return self
-        return new_tuple(
-            Prediction,
-            (
-                [positions[index] for index in masked],
-                [tokens[index] for index in masked],
-                [confidences[index] for index in masked],
-                rescored,
-                handle,
-                *[[column[index] for index in masked] if column else () for column in columns],
-            ),
+
+        def restricted(column: Sequence[_T]) -> Sequence[_T]:
+            return [column[index] for index in masked] if column else ()
+
+        return replace(
+            self,
+            positions=restricted(positions),
+            tokens=restricted(self.tokens),
+            confidences=restricted(self.confidences),
+            entropies=restricted(self.entropies),
+            logprobs=restricted(self.logprobs),
+            token_logprobs=restricted(self.token_logprobs),
         )
 
 
-class Evaluate(NamedTuple):
+class Evaluate(Struct, frozen=True, gc=False):
     """Asks the backbone for one Prediction per state. `states[0]` is the canvas's block.
 
     With `gains`, the engine may leave out the last states and answer with fewer predictions.
@@ -90,7 +109,7 @@ class Evaluate(NamedTuple):
     edit: tuple[int, ...] = ()  # revealed positions of the only state that are read, too; their tokens may still change
 
 
-class Refine(NamedTuple):
+class Refine(Struct, frozen=True, gc=False):
     """Asks MRP for the Prediction of `state`, anchored on an earlier one."""
 
     after: Prediction

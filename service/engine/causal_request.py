@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from service.decode.block import MASKED, Block, Pick, new_tuple
+from msgspec.structs import replace
+
+from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import DraftBudget
 from service.decode.drafts import Draft
 from service.decode.modes import Speculative
@@ -115,15 +117,15 @@ class CausalRequest(RunningRequest):
         )  # fmt: skip
         if not start:  # the block before reads the first position. If it is stored, it is computed again
             before = rows[-1] if rows else Row(Block(self.lease.prefix.blocks[index - 1]), index - 1, pages, False)
-            rows = [*rows[:-1], before._replace(sampling=request.sampling, logprobs=logprobs, opens_next=True)]
+            rows = [*rows[:-1], replace(before, sampling=request.sampling, logprobs=logprobs, opens_next=True)]
         if last.num_leading + self._num_drafts < size or index + 1 == len(pages):
             return [*rows, row]
         picks = self._next_drafts.after(self._canvas.block)[: size - 1] if last.complete else ()
         following = Block((MASKED,) * size).reveal(picks)
         return [
             *rows,
-            row._replace(writes_kv=True, opens_next=True),
-            row._replace(state=following, index=index + 1, rescore=tuple(range(1, len(picks)))),
+            replace(row, writes_kv=True, opens_next=True),
+            replace(row, state=following, index=index + 1, rescore=tuple(range(1, len(picks)))),
         ]
 
 
@@ -136,22 +138,23 @@ def _drafts(block: Block, picks: Iterable[Pick]) -> Mapping[Block, Draft]:
     return drafts
 
 
-def _joined(predictions: Iterable[Prediction], start: int, stop: int) -> Prediction:
+#: the columns of a prediction, beside its positions
+_COLUMNS = "tokens", "confidences", "entropies", "logprobs", "token_logprobs"
+
+
+def _joined(predictions: Sequence[Prediction], start: int, stop: int) -> Prediction:
     """The predictions of rows as one, of the positions from `start` on, before `stop`, counted over the blocks."""
-    tokens, confidences, _, handles, entropies, logprobs, token_logprobs = (
-        list(column) for column in list(zip(*predictions, strict=True))[1:]
-    )
-    joined = [list(chain.from_iterable(c)) for c in (tokens, confidences, entropies, logprobs, token_logprobs)]
-    tokens, confidences, *columns = [column[: stop - start] for column in joined]
-    return new_tuple(Prediction, (range(start, start + len(tokens)), tokens, confidences, (), handles[0], *columns))
+    joined: dict[str, Any] = {
+        name: [*chain.from_iterable(getattr(p, name) for p in predictions)][: stop - start] for name in _COLUMNS
+    }
+    return Prediction(range(start, start + len(joined["tokens"])), **joined)
 
 
 def _slice(read: Prediction, start: int, stop: int, moved: int = 0) -> Prediction:
     """The values `start` to `stop`, at positions that are `moved`."""
-    positions, tokens, confidences, _, handle, *columns = read
-    there = range(positions[0] + moved + start, positions[0] + moved + max(start, min(stop, len(positions))))
-    cut = [column[start:stop] for column in columns]
-    return new_tuple(Prediction, (there, tokens[start:stop], confidences[start:stop], (), handle, *cut))
+    first, end = read.positions[0] + moved, max(start, min(stop, len(read.positions)))
+    cut: dict[str, Any] = {name: getattr(read, name)[start:stop] for name in _COLUMNS}
+    return Prediction(range(first + start, first + end), **cut)
 
 
 def _of_states(states: Sequence[Block], read: Prediction) -> tuple[Prediction, ...]:

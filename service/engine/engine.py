@@ -255,7 +255,7 @@ class Engine:
         while len(self._steps) < self._max_steps and (plan := self._scheduler.plan(ahead=bool(self._steps))):
             self._steps.append(RunningStep(plan, self._executor, self._planner))
             self._scheduler.publish()
-            num_rows += sum(len(rows) for _, rows in plan)
+            num_rows += sum([len(rows) for _, rows in plan])
         return num_rows
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:

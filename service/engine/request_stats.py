@@ -3,7 +3,8 @@
 Counts change with every step. The frozen statistics of an event are made only when a block or the request ends.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -17,30 +18,32 @@ class RequestStats:
     `mrp_steps`: the MRP forwards for its drafts, None without drafts. `events`, `progress`: those not collected yet.
     """
 
+    __slots__ = (
+        "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_kinds", "_mrp_steps", "_mrp_version",
+        "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_submitted", "_version", "cached_tokens",
+        "decoded_tokens", "events", "progress",
+    )  # fmt: skip
+
     def __init__(self, request: GenerationRequest, submitted: float, cached_tokens: int, mrp_steps: int | None) -> None:
         self._request, self._submitted = request, submitted
         self.cached_tokens, self._mrp_steps = cached_tokens, mrp_steps
         self.events: list[tuple[BlockEvent, Sequence[Step]]] = []
         self.progress: list[BlockProgress] = []
-        self._forwards = dict.fromkeys(ForwardCounts.__struct_fields__, 0)
+        self._forwards, self._kinds = Counter[str](), list[ForwardKind]()  # the second: since the last event
         self.decoded_tokens = self._proposed = self._accepted = self._remasked = self._forced = 0
         self._queue_s = 0.0
         self._prefill_s: float | None = None
         self._first_block_s: float | None = None
-        self._clock: Callable[[], float]
-        self._version: int
-        self._mrp_version: int | None
 
     def begin(self, clock: Callable[[], float], version: int, mrp_version: int | None = None) -> None:
         """The request has left the queue. The weights that answer have these versions, MRP the second."""
         self._clock, self._version, self._mrp_version = clock, version, mrp_version
         self._queue_s = self._age()
 
-    def count(self, kinds: Iterable[ForwardKind]) -> None:
-        for kind in kinds:
-            self._forwards[kind] += 1
-            if kind == "prefill":
-                self._prefill_s = self._age()
+    def count(self, kinds: tuple[ForwardKind, ...]) -> None:
+        self._kinds += kinds
+        if "prefill" in kinds:
+            self._prefill_s = self._age()
 
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
@@ -55,6 +58,8 @@ class RequestStats:
                 self._remasked += len(remasked)
             if kind == "forced":
                 self._forced += len(revealed)
+        self._forwards.update(self._kinds)
+        self._kinds.clear()
         age = self._age()
         if self._first_block_s is None:
             self._first_block_s = age

@@ -15,7 +15,10 @@ from itertools import islice
 from math import isfinite
 from typing import Any, NamedTuple, cast
 
-from service.decode.block import MASKED, Block, new_tuple
+from msgspec import Struct
+from msgspec.structs import replace
+
+from service.decode.block import MASKED, Block
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, EditTokens, GrammarMatcher
 from service.decode.first_token import decode_after_first
 from service.decode.mode import Pace
@@ -32,10 +35,10 @@ from service.errors import MrpServeError, OutputsNotFinite
 from service.model.config import ModelConfig
 
 
-class Ahead(NamedTuple):
+class Ahead(Struct, frozen=True, gc=False):
     """The next row that a request can name. `masked`: the number of its state's masked positions, at most."""
 
-    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
+    index: int
     masked: int
     after: Anchor | None  # the row that leads to its state; None: nothing of the block is revealed
     num_refined: int = 0  # the most forwards of MRP before the backbone's next one
@@ -52,6 +55,15 @@ class Uncertain(NamedTuple):
 
 class RunningRequest:
     """A running request."""
+
+    # an object of more than 30 attributes has a dict of its own, which is slower by a tenth of a step's host time
+    __slots__ = (
+        "_adjuster", "_ahead", "_block_size", "_canvas", "_chained", "_chains_drafts", "_decoding", "_draft_masks",
+        "_draft_vocabulary", "_edit_tokens", "_follows", "_gate", "_head", "_leading", "_masks", "_matcher",
+        "_needs_entropy", "_num_blocks", "_num_recorded", "_num_unread", "_only_drafts", "_prompt_blocks", "_query",
+        "_rule", "_shifted", "_sub_block", "_uncertain", "_unsampled", "blocks", "chains", "drafts", "finish_reason",
+        "lease", "pace", "request", "stats", "submitted",
+    )  # fmt: skip
 
     def __init__(
         self, request: GenerationRequest, model: ModelConfig, lease: Lease, submitted: float, drafts: RequestDrafts
@@ -304,7 +316,7 @@ class RunningRequest:
             kind: ForwardKind = "prefill" if rows[0].index < self._prompt_blocks else "commit"
             self.stats.count((kind,))
             self._num_unread -= 1
-            self._send((predictions[-1]._replace(positions=(0,)),))
+            self._send((replace(predictions[-1], positions=(0,)),))
             return (kind,)
         if len(rows) == 1 and not rows[0].writes_kv:  # the usual case
             self.stats.count(("denoise",))
@@ -444,10 +456,11 @@ class RunningRequest:
         self._query = query
         if isinstance(query, Evaluate) and not query.edit:
             block = self._canvas.block  # final where a policy evaluates, unless it edits
-            if self._settled(block):
-                self._end_block(None)
-                return
-            self._leading = block.tokens.index(MASKED)
+            if block.tokens[self._leading] != MASKED:
+                if self._settled(block):
+                    self._end_block(None)
+                    return
+                self._leading = block.tokens.index(MASKED)
         if (grammar := self._canvas.grammar) is not None:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
             self._masks = {state: grammar.mask(state) for state in states}
@@ -508,16 +521,25 @@ class RunningRequest:
         pace, edits = self.pace, bool(query.edit)
         is_named = pace is not None and len(query.states) == 1 and (pace.mrp_steps > 0 or self._may_go_ahead)
         rule = self._rule if is_named else None
-        # a call of Row by keywords takes three times as long, and a step has a row for every state
         return [
-            new_tuple(Row, (
-                state, index, pages, False, sampling, query.edit, None, entropy, drafts,
-                masks.get(state) if masks else None, logprobs,
-                adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (), None, rule, edits, False,
-                self._unsampled,
-            ))
+            Row(
+                state,
+                index,
+                pages,
+                writes_kv=False,
+                sampling=sampling,
+                rescore=query.edit,
+                entropy=entropy,
+                drafts=drafts,
+                mask=masks.get(state) if masks else None,
+                logprobs=logprobs,
+                adjustments=adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (),
+                rule=rule,
+                edits=edits,
+                unsampled=self._unsampled,
+            )
             for state in query.states
-        ]  # fmt: skip
+        ]
 
     def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
         """The rows to store. The last one also reads the first position of the block that is decoded.
@@ -528,13 +550,14 @@ class RunningRequest:
         if not budget:
             return rows
         if self._num_unread:
-            return [*rows[:-1], rows[-1]._replace(sampling=self.request.sampling, opens_next=True)]
+            return [*rows[:-1], replace(rows[-1], sampling=self.request.sampling, opens_next=True)]
         if not rows:
             rows = [Row(Block(self.lease.prefix.blocks[index]), index, self.lease.pages, writes_kv=False)]
         (read,), last = self._rows(cast(Evaluate, query)), rows[-1]
         return [
             *rows[:-1],
-            last._replace(
+            replace(
+                last,
                 sampling=read.sampling,
                 mask=read.mask,
                 logprobs=read.logprobs,
@@ -549,7 +572,7 @@ class RunningRequest:
         masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
         if masked < 1 or not 0 < self._num_unread <= self.num_chained:
             return []
-        return [row._replace(state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
+        return [replace(row, state=unknown_state(self._block_size, masked), anchor=anchor, after=anchor)]
 
     def _refined_uncertain(self, uncertain: Uncertain) -> list[Row]:
         """MRP's rows of a block that may be complete, and of the next one. A complete block is stored."""
@@ -560,7 +583,7 @@ class RunningRequest:
         return [
             *self.blocks.for_mrp,
             *[
-                row._replace(state=unknown_state(self._block_size, count), anchor=anchor, after=anchor, rule=self._gate)
+                replace(row, state=unknown_state(self._block_size, count), anchor=anchor, after=anchor, rule=self._gate)
                 for row, count, anchor in zip(rows, masked, anchors, strict=True)
             ],
         ]
@@ -582,7 +605,7 @@ class RunningRequest:
         if not row.writes_kv or ahead.index + 1 == len(self.lease.pages):
             return [row]
         state = unknown_state(self._block_size, self._block_size)
-        return [row, row._replace(state=state, index=ahead.index + 1, writes_kv=False, after=None)]
+        return [row, replace(row, state=state, index=ahead.index + 1, writes_kv=False, after=None)]
 
     def _refined(self, query: Refine) -> Row:
         state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster

@@ -57,6 +57,8 @@ class Scheduler:
         self._prompt_rows = max(1, prompt_rows)
         self._long_prefix = -(-_LONG_PREFIX // model.block_size)
         self._left_out: list[RunningRequest] = []
+        self._prompts: list[RunningRequest] = []  # those whose prompts may not be stored yet, in the order of `running`
+        self._tenants = Counter[str]()  # the running requests of each
         self._planner, self._ahead = planner, bool(config.async_scheduling)
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
@@ -93,6 +95,8 @@ class Scheduler:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
             self.running.append(running)
+            self._prompts.append(running)
+            self._tenants[request.sharing.tenant] += 1
             started.append(running)
         return started
 
@@ -108,10 +112,12 @@ class Scheduler:
         If they are many, all wait for the results, since the device's time is better spent on all.
         """
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
-        free = [running for running in live if not running.waits]
+        free = [running for running in live if not running.waits] if ahead else live
         if ahead and len(free) < _MIN_AHEAD * len(live):
             return []
-        prompts = {running: count for running in live if (count := running.num_prompt_rows)}
+        unstored = [running for running in self._prompts if running.finish_reason is None]
+        prompts = {running: count for running in unstored if (count := running.num_prompt_rows)}
+        self._prompts = [*prompts]
         if prompts and self._pages.shares:
             followers = self._share_prompts(prompts)
             live = [running for running in live if running not in followers]
@@ -162,7 +168,7 @@ class Scheduler:
         self, live: list[RunningRequest], prompts: Mapping[RunningRequest, int], prompt_rows: int
     ) -> dict[str, int]:
         """The maximum of rows of each tenant in the next forward. Empty: no tenant is limited."""
-        if len({running.request.sharing.tenant for running in live}) < 2:
+        if len(self._tenants) < 2 or len({running.request.sharing.tenant for running in live}) < 2:
             return {}
         costs, loads, stored = self._planner.costs(), dict[str, TenantLoad](), Counter[str]()
         for running in live:
@@ -183,7 +189,7 @@ class Scheduler:
         budget, budgets = self._max_rows, dict(limits)
         served, left_out = StepRows(), list[RunningRequest]()
         for running in order:
-            chunk, tenant = chunks.get(running), running.request.sharing.tenant
+            chunk, tenant = chunks.get(running), running.request.sharing.tenant if limits else ""
             row_limit = min(budget, max(0, budgets[tenant])) if limits else budget
             rows = running.next_rows(row_limit, chunk)
             if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step
@@ -233,7 +239,8 @@ class Scheduler:
     def publish(self) -> None:
         """Shares the finished blocks whose rows have begun: forwards are computed in the order of their beginning."""
         for running in self.running:
-            self._publish(running)
+            if running.blocks.written:
+                self._publish(running)
 
     def _publish(self, running: RunningRequest) -> None:
         written = running.blocks.written
@@ -242,6 +249,7 @@ class Scheduler:
 
     def remove(self, running: RunningRequest) -> None:
         self.running.remove(running)
+        self._tenants -= Counter([running.request.sharing.tenant])  # keeps no zero
         self._publish(running)
         self._pages.release(running.lease)
         running.release()

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from msgspec.structs import replace
+
 from service.decode.block import MASKED, Block, PositionLogprobs
 from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
@@ -74,7 +76,7 @@ class ScoringRequest(RunningRequest):
         self._scores: list[tuple[int, PositionLogprobs]] = []
         last = max(position for position, token in enumerate(head) if token == MASKED) // size
         rows = [self._block(head[index * size :], self._prompt_blocks + index) for index in range(last + 1)]
-        self._to_score = deque([*rows[:-1], rows[-1]._replace(writes_kv=False)])
+        self._to_score = deque([*rows[:-1], replace(rows[-1], writes_kv=False)])
 
     def _block(self, tokens: tuple[int, ...], index: int) -> Row:
         """The row of a block. `tokens`: the text from the block on."""
@@ -83,8 +85,8 @@ class ScoringRequest(RunningRequest):
         row = Row(block, index, self.lease.pages, writes_kv=True, sampling=request.sampling, logprobs=request.logprobs)
         if self._shifted:  # all masked positions are read, also in later sub-blocks
             read = tuple(position for position in block.masked if position)
-            row = row._replace(rescore=read, edits=True, opens_next=tokens[size : size + 1] == (MASKED,))
-        return row if row.opens_next or not block.complete else row._replace(sampling=None, logprobs=None)
+            row = replace(row, rescore=read, edits=True, opens_next=tokens[size : size + 1] == (MASKED,))
+        return row if row.opens_next or not block.complete else replace(row, sampling=None, logprobs=None)
 
     def _scored(self, row: Row, prediction: Prediction) -> Iterator[tuple[int, PositionLogprobs]]:
         for pick in prediction.picks:

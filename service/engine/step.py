@@ -112,23 +112,24 @@ class RunningStep:
         return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
-        kinds, results, end = list[tuple[ForwardKind, ...]](), forward.pending(), 0
+        kinds, end = list[ForwardKind](), 0
+        results = cast(list[Prediction], forward.pending())  # or None, for a row that had no memory
         for running, rows in forward.plan:
             start, end = end, end + len(rows)
             if running.finish_reason is not None:
                 continue
-            predictions = cast(list[Prediction], results[start:end])
+            predictions = results[start:end]
             if None in predictions:
                 running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
                 continue
             try:
                 if forward.network == "mrp":
-                    kinds.append(running.receive_refinement(rows, predictions))
+                    kinds += running.receive_refinement(rows, predictions)
                 else:
-                    kinds.append(running.receive_predictions(rows, predictions))
+                    kinds += running.receive_predictions(rows, predictions)
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-        counts.update(joined.from_iterable(kinds))
+        counts.update(kinds)
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Anchor, Row
 from service.engine.prefix_cache import BlockTokens, Lease
@@ -16,6 +18,10 @@ from service.engine.prefix_cache import BlockTokens, Lease
 
 class StoredBlocks:
     """The blocks of one request. `written`: those to be shared, in their order, since the last publication."""
+
+    __slots__ = (
+        "_finished", "_lease", "_next", "_num_stored", "_uses_mrp", "for_mrp", "has_failed", "unwritten", "written",
+    )  # fmt: skip
 
     def __init__(self, lease: Lease, *, uses_mrp: bool) -> None:
         self._lease, self._uses_mrp = lease, uses_mrp
@@ -59,7 +65,7 @@ class StoredBlocks:
             if not is_mrp:
                 block = self.unwritten.popleft()
                 if self._uses_mrp:
-                    self.for_mrp.append(block._replace(anchor=anchor))
+                    self.for_mrp.append(replace(block, anchor=anchor))
         if is_mrp:
             self.for_mrp.clear()
         if is_mrp or not self._uses_mrp:
@@ -77,7 +83,7 @@ class StoredBlocks:
             self._next = row.index
         elif self._uses_mrp and row.anchor is None:
             state = unknown_state(len(row.state.tokens), 0)
-            self.for_mrp.append(row._replace(state=state, sampling=None, rule=None, anchor=anchor))
+            self.for_mrp.append(replace(row, state=state, sampling=None, rule=None, anchor=anchor))
         else:
             self._num_stored += 1
             self._share()

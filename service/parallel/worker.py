@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from msgspec.structs import replace
 
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward
 from service.engine.forward.rows import Anchor, ForwardOutput
@@ -113,7 +114,7 @@ class Worker:
             anchors = torch.empty(shape, device=self._device, dtype=self._checkpoint.dtype)
             self._group.broadcast(anchors)
             states = ForwardOutput(anchors)
-            rows = [row._replace(anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
+            rows = [replace(row, anchor=Anchor(states, index)) for index, row in enumerate(group.members)]
             group = type(group)(rows, group.indices, group.width)
         self._networks.plan(command.which, group, PackedTables(self._device)).run()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from service.decode.block import MASKED, Block
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
@@ -155,7 +156,7 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
         Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
     ]
     readings = runner.begin("backbone", rows)()
-    anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
+    anchored = [structs.replace(row, anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
     for _ in range(2):
         runner.begin("backbone", rows)()
         runner.begin("mrp", anchored)()

@@ -157,7 +157,7 @@ class Speculative(DecodingMode, frozen=True):
             states.pop()
         top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
         gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
-        predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, gains, ()))
+        predictions = yield Evaluate(tuple(states), top_logprobs, gains)
         if len(predictions) < len(states):
             drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
         choose: _Choose = partial(canvas.choose, rule)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
+from msgspec import structs
+
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import tree
 from service.decode.policy import Prediction
@@ -151,7 +153,7 @@ def measure(
     engine may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
-    row = masked_row(runner.config, runner.model.num_pages, _PREFIX)._replace(drafts=has_mrp)
+    row = structs.replace(masked_row(runner.config, runner.model.num_pages, _PREFIX), drafts=has_mrp)
     (prediction,) = runner.begin("backbone", [row])()
     backbone = _fastest(lambda rows: _forward(runner, "backbone", apart(row, rows)), counts, clock)
     graphs = runner.model.graphs
@@ -159,7 +161,7 @@ def measure(
     search, draft = _searching(runner, row, clock)
     page, mrp = _reading(runner, clock), None
     if has_mrp:
-        anchored = row._replace(anchor=prediction.handle, rule=TopConfidence() if ahead else None)
+        anchored = structs.replace(row, anchor=prediction.handle, rule=TopConfidence() if ahead else None)
         together = _AHEAD if ahead else 1
         mrp = _fastest(lambda rows: _together(runner, apart(anchored, rows), together), counts, clock)
         points = tuple((rows, seconds / together) for rows, seconds in mrp.points)

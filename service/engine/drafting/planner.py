@@ -93,11 +93,12 @@ class DraftPlanner:
         `ahead`: whether its next forward has begun.
         """
         step = self.work
-        step.requests += bool(rows)
-        step.ahead += bool(rows) and ahead
-        step.rows += rows
         step.tokens += tokens
-        step.pages += rows * pages
+        if rows:
+            step.requests += 1
+            step.ahead += ahead
+            step.rows += rows
+            step.pages += rows * pages
 
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
@@ -231,6 +232,8 @@ class RequestDrafts:
     block. `refinements`: the MRP forwards of the present search. `followed`: the number of them whose state was the one
     after the rule's picks in the forward before.
     """
+
+    __slots__ = ("_tenant", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
 
     def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
         self.planner, self._tenant = planner, tenant

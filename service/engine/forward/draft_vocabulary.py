@@ -173,10 +173,10 @@ def _by_output(rows: Sequence[Row]) -> list[tuple[ForwardOutput, Integers, Integ
     groups: dict[int, tuple[ForwardOutput, list[int], list[int]]] = {}
     for index, row in enumerate(rows):
         if row.drafts and row.anchor is not None and row.anchor.has_candidates:
-            output, anchored = row.anchor
+            output = row.anchor.output
             _, indices, rows_of_output = groups.setdefault(id(output), (output, [], []))
             indices.append(index)
-            rows_of_output.append(anchored)
+            rows_of_output.append(row.anchor.row)
     return [(output, np.array(indices), np.array(anchored)) for output, indices, anchored in groups.values()]
 
 

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import new_tuple
 from service.decode.policy import Prediction
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.row_states import rule_words
@@ -159,7 +158,7 @@ def chain_predictions(rows: Sequence[Row], output: ForwardOutput, values: NDArra
                 masked,
                 tokens[index][:count],
                 confidences[:count],
-                handle=new_tuple(Anchor, (output, index)),
+                handle=Anchor(output, index),
                 entropies=entropies[:count] if row.entropy else (),
                 token_logprobs=logprobs[:count] if is_cold else (),
             )

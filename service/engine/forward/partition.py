@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from service.engine.forward.rows import Row
@@ -95,7 +96,7 @@ class FixedShapes:
             for start in range(0, len(indices), self.min_rows):
                 chunk = indices[start : start + self.min_rows]
                 members = [rows[i] for i in chunk]
-                padding = members[-1]._replace(writes_kv=False, sampling=None, rescore=(), opens_next=False)
+                padding = replace(members[-1], writes_kv=False, sampling=None, rescore=(), opens_next=False)
                 groups.append(RowGroup(members + [padding] * (self.min_rows - len(chunk)), chunk, width))
         return groups
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def _with_state(row: Row, mask_token_id: int) -> Row:
         raise AssertionError("a row is to read the state after a row that revealed nothing")
     tokens = row.after.output.states[row.after.row].tolist()
     state = Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
-    return row._replace(state=state, after=None, writes_kv=row.writes_kv and state.complete)
+    return replace(row, state=state, after=None, writes_kv=row.writes_kv and state.complete)
 
 
 class StateRows:
@@ -56,13 +57,13 @@ class StateRows:
         for index, row in enumerate(rows):
             if row.after is None:
                 continue
-            output, earlier = row.after
+            output = row.after.output
             if output.states is None:
                 raise AssertionError("a row is to read the state after a row that revealed nothing")
             if id(output) not in starts:
                 self._parts.append(output.states)
                 starts[id(output)], size = size, size + len(output.states)
-            sources[index] = starts[id(output)] + earlier
+            sources[index] = starts[id(output)] + row.after.row
         self._sources = tables.add(sources)
 
     def write(self, tokens: Tensor, pages: PagedAttend) -> None:

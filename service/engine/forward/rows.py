@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor, index_select, stack
 
@@ -51,7 +53,7 @@ class ForwardOutput:
     states: Tensor | None = None
 
 
-class Anchor(NamedTuple):
+class Anchor(Struct, frozen=True, gc=False):
     """Row `row` of a forward's output."""
 
     output: ForwardOutput
@@ -81,11 +83,11 @@ class LogitAdjustment(NamedTuple):
     forbidden: Mapping[int, Sequence[int]]
 
 
-class Row(NamedTuple):
+class Row(Struct, frozen=True, gc=False):
     """One block of tokens. It reads its request's first `index` pages and, if `writes_kv`, writes the next one."""
 
     state: Block
-    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
+    index: int
     pages: Sequence[int]  # the request's pages
     writes_kv: bool
     sampling: SamplingParams | None = None  # of its masked positions; None: its output is not sampled
@@ -116,7 +118,7 @@ def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
 
 def apart(row: Row, count: int) -> list[Row]:
     """Rows of `count` different requests."""
-    return [row._replace(pages=[*row.pages]) for _ in range(count)]
+    return [replace(row, pages=[*row.pages]) for _ in range(count)]
 
 
 def tokens_and_positions(rows: Sequence[Row], mask_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

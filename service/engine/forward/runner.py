@@ -5,18 +5,19 @@ hidden states, the sampler chooses tokens.
 `OomBackoff` tries forwards that run out of memory again with half the rows, and remembers the size that fitted.
 """
 
+import dataclasses
 import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from service.decode.block import Block, new_tuple
+from service.decode.block import Block
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
 from service.engine.forward.draft_vocabulary import DraftVocabulary
@@ -62,7 +63,7 @@ class ModelRunner:
     ) -> None:
         execution = execution or ExecutionConfig()
         attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
-        execution = replace(execution, attention=attention)
+        execution = dataclasses.replace(execution, attention=attention)
         self.config, self.device, self._dtype = checkpoint.config, checkpoint.device, checkpoint.dtype
         self._partition = partition or WholeBatch(*position_limits(checkpoint.config.vocab_size))
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
@@ -98,7 +99,7 @@ class ModelRunner:
         for rows in self._warm_up.samplings():
             for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
-                    self.begin("mrp", [row._replace(anchor=prediction.handle, rescore=(), logprobs=None)])()
+                    self.begin("mrp", [replace(row, anchor=prediction.handle, rescore=(), logprobs=None)])()
         if self.keeps_states:
             self._warm_up_states()
         self.model.seal()
@@ -126,7 +127,7 @@ class ModelRunner:
     def _compute_once(self, rows: Sequence[Row]) -> None:
         config = self.config
         hidden = torch.zeros(1, config.block_size, config.hidden_size, device=self.device, dtype=self._dtype)
-        anchored = [row._replace(anchor=Anchor(ForwardOutput(hidden), 0)) for row in rows]
+        anchored = [replace(row, anchor=Anchor(ForwardOutput(hidden), 0)) for row in rows]
         for network in self._networks:
             members = anchored if network == "mrp" else rows
             if all(self.model.is_known(network, group) for group in self._partition.rows(members)):
@@ -137,18 +138,18 @@ class ModelRunner:
         if "mrp" in self._networks and self._chains:
             drafting = self._warm_up.drafting(rows, hidden, self._num_candidates)
             for drafts in (False, True)[: 1 + (self._num_candidates > 0)]:
-                chained = [row._replace(drafts=drafts) for row in drafting]
+                chained = [replace(row, drafts=drafts) for row in drafting]
                 attempt(partial(self.begin_chain, counts=[1] * len(rows)), chained)
 
     def _warm_up_states(self) -> None:
         """Starts the kernels of a row that is after another one."""
-        row, has_mrp = next(self._warm_up.samplings())[0]._replace(rule=TopConfidence()), "mrp" in self._networks
+        row, has_mrp = replace(next(self._warm_up.samplings())[0], rule=TopConfidence()), "mrp" in self._networks
         state = Block((0, *row.state.tokens[1:]))
         for drafts in range(1 + has_mrp):
-            row = row._replace(drafts=bool(drafts))
+            row = replace(row, drafts=bool(drafts))
             [anchor] = self.begin("backbone", [row]).anchors
             network: Network = "mrp" if drafts else "backbone"
-            self.begin(network, [row._replace(state=state, after=anchor, anchor=anchor if drafts else None)])()
+            self.begin(network, [replace(row, state=state, after=anchor, anchor=anchor if drafts else None)])()
 
     @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
@@ -202,12 +203,14 @@ class ModelRunner:
         copied = self._copies.add([results.values])
         self._copies.begin()  # before a later chain overwrites the values
         outputs = [
-            replace(ForwardOutput(hidden) if drafts is None else drafts.output(hidden), states=results.states)
+            dataclasses.replace(
+                ForwardOutput(hidden) if drafts is None else drafts.output(hidden), states=results.states
+            )
             for hidden in results.hidden
         ]
         return [
             Pending(
-                [new_tuple(Anchor, (output, index)) for index in range(len(rows))],
+                [Anchor(output, index) for index in range(len(rows))],
                 partial(_chained, rows, output, copied, number),
             )
             for number, output in enumerate(outputs)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import Pick, PositionLogprobs, new_tuple
+from service.decode.block import Pick, PositionLogprobs
 from service.decode.policy import Prediction
 from service.engine.forward.draft_vocabulary import DraftVocabulary, SamplePart
 from service.engine.forward.logit_adjustments import adjust_logits
@@ -145,7 +145,7 @@ class PlannedSampling:
             results = predictions()
             reveal_by_rules(states, self._batch.metadata.rows, results)
             return done(results)
-        return Pending([new_tuple(Anchor, (output, index)) for index in range(len(hidden))], predictions)
+        return Pending([Anchor(output, index) for index in range(len(hidden))], predictions)
 
 
 def _predictions(
@@ -165,18 +165,15 @@ def _predictions(
     for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
         masked = positions[start:end]
         predictions.append(
-            new_tuple(
-                Prediction,
-                (
-                    masked,
-                    tokens[start:end],
-                    confidences[start:end],
-                    rescored.get(index, ()),
-                    new_tuple(Anchor, (output, index)),
-                    entropies[start:end] if row.entropy else (),
-                    [logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
-                    token_logprobs[start:end] if cold[index] else (),
-                ),
+            Prediction(
+                masked,
+                tokens[start:end],
+                confidences[start:end],
+                rescored=rescored.get(index, ()),
+                handle=Anchor(output, index),
+                entropies=entropies[start:end] if row.entropy else (),
+                logprobs=[logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
+                token_logprobs=token_logprobs[start:end] if cold[index] else (),
             )
         )
         start = end

@@ -6,6 +6,7 @@ On CUDA the first forward of a shape compiles Triton's kernels and captures a CU
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 from torch import Tensor
 
 from service.decode.block import Block
@@ -46,26 +47,26 @@ class WarmUpRows:
         """Rows that are sampled in every way, one way at a time. The first row reads a long prefix."""
         row = self._row(min(_LONG // self._config.block_size, self._longest))
         for sampling in _SAMPLINGS:
-            yield [row._replace(sampling=sampling)]
+            yield [replace(row, sampling=sampling)]
         revealed = Block((0, *row.state.tokens[1:]))
-        yield [row._replace(state=revealed, rescore=(0,), entropy=True)]
-        yield [row._replace(logprobs=LogprobsRequest(1, (0,)))]
-        yield [row._replace(pages=[*row.pages, self._num_pages], writes_kv=True)]  # a spare page
+        yield [replace(row, state=revealed, rescore=(0,), entropy=True)]
+        yield [replace(row, logprobs=LogprobsRequest(1, (0,)))]
+        yield [replace(row, pages=[*row.pages, self._num_pages], writes_kv=True)]  # a spare page
         if self._has_mrp:
             for sampling in _SAMPLINGS[:2]:
-                yield [row._replace(sampling=sampling, drafts=True)]
+                yield [replace(row, sampling=sampling, drafts=True)]
 
     def drafting(self, rows: Sequence[Row], hidden: Tensor, num_candidates: int) -> list[Row]:
         """The rows as the first ones of a chain of drafts. `hidden` `[1, L, H]`: the anchor of all."""
         tokens, slots = hidden.new_zeros(1, num_candidates).long(), np.zeros((1, hidden.shape[1]), np.int64)
         candidates = Candidates(tokens, hidden.new_zeros(1).float())
         anchor = Anchor(ForwardOutput(hidden, candidates, slots, np.ones(1, np.bool_)), 0)
-        return [row._replace(anchor=anchor, drafts=True, rule=TopConfidence()) for row in rows]
+        return [replace(row, anchor=anchor, drafts=True, rule=TopConfidence()) for row in rows]
 
     def largest(self, count: int) -> Iterator[list[Row]]:
         """The forwards of `count` rows that need the most memory, one greedy, one filtered."""
         for sampling in (_SAMPLINGS[0], _SAMPLINGS[-1]):
-            row = self._row(1)._replace(sampling=sampling, drafts=self._has_mrp and not sampling.top_k)
+            row = replace(self._row(1), sampling=sampling, drafts=self._has_mrp and not sampling.top_k)
             yield apart(row, count)
 
     def _row(self, index: int) -> Row:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
@@ -35,7 +36,7 @@ def batch_of(*positions: Position) -> SamplingBatch:
     for sampled in positions:
         state = Block((5,) * sampled.revealed + (MASKED,))
         row = Row(state, sampled.position, (), writes_kv=False, sampling=sampled.sampling, entropy=True)
-        rows.append(row._replace(unsampled=sampled.unsampled))
+        rows.append(replace(row, unsampled=sampled.unsampled))
     tokens = np.array([-1 if sampled.token is None else sampled.token for sampled in positions])
     indices = np.arange(len(rows))
     return SamplingBatch(SamplingMetadata(rows, 1), indices, np.zeros_like(indices), tokens)

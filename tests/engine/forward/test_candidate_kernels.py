@@ -108,8 +108,9 @@ def test_rows_of_several_forwards_share_a_forward(device: str) -> None:
     assert (drafts.present.tolist(), drafts.missing.tolist()) == ([True, True, False], [False, False, True])
     fill(logits := torch.randn(3, 30), None)
     output, masked = drafts.output(hidden), [0, 2, 3]
-    for row, (earlier, index) in enumerate(anchors[:2]):
-        mine, theirs = output.slots[row][masked], earlier.slots[index][masked]
+    for row, anchor in enumerate(anchors[:2]):
+        earlier = anchor.output
+        mine, theirs = output.slots[row][masked], earlier.slots[anchor.row][masked]
         assert torch.equal(output.candidates.tokens[mine], earlier.candidates.tokens[theirs])
         assert torch.equal(output.candidates.other_weight[mine], earlier.candidates.other_weight[theirs])
     logits[:, MASK] = -torch.inf

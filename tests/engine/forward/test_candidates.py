@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
@@ -55,7 +56,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     row = Row(Block((MASKED,) * size), 0, [0], writes_kv=False, sampling=sampling, drafts=True)
     (whole,) = runner.begin("backbone", [row])()
     monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
-    (listed,) = runner.begin("mrp", [row._replace(anchor=whole.handle)])()
+    (listed,) = runner.begin("mrp", [replace(row, anchor=whole.handle)])()
     assert [pick[:2] for pick in listed.picks] == [pick[:2] for pick in whole.picks]
     wanted = [pick.confidence for pick in whole.picks]
     assert [pick.confidence for pick in listed.picks] == pytest.approx(wanted, rel=1e-4, abs=1e-7)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
@@ -35,8 +36,8 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         row = Row(
             Block((*tokens[1:], MASKED)), number, (), writes_kv=False, sampling=sampling, entropy=True, drafts=drafts
         )
-        rows.append(row._replace(anchor=anchor, rule=rule))
-    return [*rows, rows[0]._replace(state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
+        rows.append(replace(row, anchor=anchor, rule=rule))
+    return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
 
 
 @pytest.mark.parametrize(("length", "drafts"), [(1, True), (3, False), (8, True), (8, False), (16, True)])
@@ -98,7 +99,7 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
             for logprob, expected in zip(prediction.token_logprobs, of_row[:, 3].tolist(), strict=False):
                 assert abs(logprob - expected) < 1e-4
             picks = row.rule(prediction) if row.rule is not None and row.state.masked else ()
-            following.append(row._replace(state=row.state.reveal(picks)))
+            following.append(replace(row, state=row.state.reveal(picks)))
         rows_then = following
         assert states.tensor.tolist() == tokens_and_positions(rows_then, MASK)[0].tolist()
     assert sent.params.tensor[:, 0].tolist() == [FORWARDS] * len(rows)
@@ -173,5 +174,5 @@ def test_the_device_picks_as_the_policy_of_direct(triton_device: str, data: st.D
         for index, query in enumerate(queries):
             if isinstance(query, Refine):
                 send(index, tokens, confidences)
-        with_states = [row._replace(state=canvas.block) for row, canvas in zip(rows, canvases, strict=True)]
+        with_states = [replace(row, state=canvas.block) for row, canvas in zip(rows, canvases, strict=True)]
         assert states.tensor.tolist() == tokens_and_positions(with_states, MASK)[0].tolist()

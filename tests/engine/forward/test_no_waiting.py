@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.decode.block import MASKED, Block
@@ -56,7 +57,7 @@ def penalized(row: Row) -> Row:
         presence_penalty=1.0, logit_bias={3: 2.0}, min_tokens=2, bad_words_token_ids=((4,), (5, 6))
     )
     request = GenerationRequest("r", (1,), sampling=sampling, stop_token_ids=frozenset([7]))
-    return row._replace(adjustments=LogitAdjuster(request, 0).adjustments(row.state, None))
+    return replace(row, adjustments=LogitAdjuster(request, 0).adjustments(row.state, None))
 
 
 @pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
@@ -75,7 +76,7 @@ def test_a_pass_waits_once(attention: str, grouping: BatchPartition | None, monk
     with Watch() as watch:
         readings = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 1)
-    drafted = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
+    drafted = [replace(row, anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
     assert [row.anchor.has_candidates for row in drafted] == [False, True, False, True, False]
     copies.clear()
     with Watch() as watch:

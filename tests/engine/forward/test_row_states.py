@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
@@ -60,13 +61,13 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
         index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), rules))
         row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule)
         if sub_block is not None and state.complete:
-            row = row._replace(opens_next=draw(st.booleans()), rule=None)
+            row = replace(row, opens_next=draw(st.booleans()), rule=None)
         with_states.append(row)
         after = draw(st.sampled_from([None, Anchor(outputs[0], number), Anchor(outputs[1], len(states) - 1 - number)]))
         if after is not None:
             masked = draw(st.integers(len(state.masked), length)) if sub_block is None else len(state.masked)
             supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
-            row = row._replace(state=supposed, after=after, writes_kv=True)
+            row = replace(row, state=supposed, after=after, writes_kv=True)
         named.append(row)
     return named, with_states, sub_block
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
@@ -32,11 +33,11 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
 
 
 def test_positions_that_are_edited_are_read_as_masked_ones_are() -> None:
-    edited = row((7, M, 8, 9), rescore=(3, 2))._replace(edits=True)
+    edited = replace(row((7, M, 8, 9), rescore=(3, 2)), edits=True)
     reads = SamplingBatch.from_rows([row((M, 9, M, 1), rescore=(1,)), edited, row((1, 2, 3, M))], 4)
     assert entries(reads) == [(0, 0, -1), (0, 2, -1), (1, 1, -1), (1, 2, -1), (1, 3, -1), (2, 3, -1), (0, 1, 9)]
     change = LogitAdjustment(*[np.zeros(0, np.float32)] * 4, {})
-    adjusted = SamplingBatch.from_rows([row((M,) * 4), edited._replace(adjustments=(change,) * 3)], 4)
+    adjusted = SamplingBatch.from_rows([row((M,) * 4), replace(edited, adjustments=(change,) * 3)], 4)
     assert adjusted.adjustment_indices().tolist() == [-1, -1, -1, -1, 0, 2, 1]
 
 
