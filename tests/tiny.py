@@ -22,6 +22,8 @@ DIFFCODER_NAME = "stable-diffcoder-random-e"
 FAST_DLLM_NAME = "fast-dllm-random-f"
 #: I-DLM's, trained a little, so that drafts are accepted
 I_DLM_NAME = "i-dlm-trained-g"
+#: a checkpoint of each kind of network
+ALL_NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts

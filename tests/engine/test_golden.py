@@ -16,6 +16,7 @@ from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import (
+    ALL_NAMES,
     DIFFCODER_NAME,
     EXPERTS_NAME,
     FAST_DLLM_NAME,
@@ -27,7 +28,6 @@ from tests.tiny import (
     golden,
 )
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 #: those with blocks of 32: a forward has more rows than some limits allow
 WIDE_NAMES = (LLADA2_NAME, LLADA22_NAME, FAST_DLLM_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
@@ -79,7 +79,7 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
     assert len(expected(I_DLM_NAME)) == 18
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_alone(name: str) -> None:
     engine = Engine(golden(name), EngineConfig(kv_cache_tokens=512))
     for entry, request in zip(expected(name), requests(name), strict=True):
@@ -90,7 +90,7 @@ def test_alone(name: str) -> None:
 
 #: limits of an engine, and the checkpoints that are decoded within them in the fast tests
 LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
-    ({}, NAMES),
+    ({}, ALL_NAMES),
     ({"max_rows": 18}, (GOLDEN_NAMES[0], EXPERTS_NAME)),
     ({"max_running": 3}, (GOLDEN_NAMES[1],)),
     ({"kv_cache_tokens": 160}, (GOLDEN_NAMES[2],)),
@@ -105,7 +105,7 @@ LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
         [
             (name, limits)
             for limits, _ in LIMITS
-            for name in NAMES
+            for name in ALL_NAMES
             if name not in WIDE_NAMES or "max_rows" not in limits
         ],
     ),
@@ -120,7 +120,7 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
     ("name", "costs"),
     fast_rows(
         lambda name, costs: name == GOLDEN_NAMES[1] or costs is CHEAP_ROWS,
-        [(name, costs) for name in NAMES for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS)],
+        [(name, costs) for name in ALL_NAMES for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS)],
     ),
 )
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
@@ -138,7 +138,7 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
         assert list(done.token_ids) == entry["token_ids"]
 
 
-@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, ALL_NAMES))
 def test_again_from_the_prefix_cache(name: str) -> None:
     engine = Engine(golden(name), EngineConfig(kv_cache_tokens=8192))
     engine.generate(requests(name))
@@ -159,7 +159,7 @@ def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Co
     return engine.generate([*requests, *again])
 
 
-@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, ALL_NAMES))
 def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
     reference = Reference(golden(name))
     for entry, request in zip(expected(name), requests(name), strict=True):

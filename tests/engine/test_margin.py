@@ -22,9 +22,8 @@ from tests.engine.test_golden import expected
 from tests.engine.test_golden import requests as golden_requests
 from tests.reference import Reference
 from tests.thinned import fast_only
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, LLADA2_NAME, golden
+from tests.tiny import ALL_NAMES, GOLDEN_NAMES, golden
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 FAST = GOLDEN_NAMES[1]
 
 
@@ -40,7 +39,7 @@ def drafting(checkpoint: Checkpoint) -> list[tuple[int, int | None]]:
 # --- what is accepted ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_one_token_at_a_time_the_strictest_margin_gives_the_lossless_tokens(name: str) -> None:
     """The golden decodes of `static`, an independent implementation's, and those of `sequential`."""
     checkpoint = golden(name)

@@ -22,18 +22,8 @@ from tests.engine.gated import GatedEngine, eventually
 from tests.engine.helpers import ALL_MODES, CHEAP_ROWS, Recorder, request_of
 from tests.engine.test_golden import expected, requests
 from tests.thinned import fast_only
-from tests.tiny import (
-    DIFFCODER_NAME,
-    EXPERTS_NAME,
-    FAST_DLLM_NAME,
-    GOLDEN,
-    GOLDEN_NAMES,
-    I_DLM_NAME,
-    LLADA2_NAME,
-    golden,
-)
+from tests.tiny import ALL_NAMES, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, golden
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 PROMPT = tuple(range(1, 20))
 
 Start = Callable[..., "ReplicaEngine"]
@@ -72,7 +62,7 @@ def start() -> Iterator[Callable[..., ReplicaEngine]]:
         replica.close()
 
 
-@pytest.mark.parametrize("name", fast_only({GOLDEN_NAMES[1], GOLDEN_NAMES[2], LLADA2_NAME}.__contains__, NAMES))
+@pytest.mark.parametrize("name", fast_only({GOLDEN_NAMES[1], GOLDEN_NAMES[2], LLADA2_NAME}.__contains__, ALL_NAMES))
 async def test_golden_requests_that_are_paused_have_the_same_tokens(start: Start, name: str) -> None:
     """In the middle of every mode, many times; some pauses let the running requests finish."""
     replica = start(name)
@@ -95,7 +85,7 @@ async def test_golden_requests_that_are_paused_have_the_same_tokens(start: Start
     assert replica.engine.state().kv_pages_used == 0
 
 
-@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, ALL_NAMES))
 @pytest.mark.parametrize("level", [1, 2])
 async def test_golden_requests_after_sleep_have_the_same_tokens(start: Start, name: str, level: int) -> None:
     """Running requests finish first, waiting ones stay in the queue. No key or value is left from before."""

@@ -23,14 +23,13 @@ from tests.engine.constrained import PAIRS, constrained, engine_of
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, automatic, drafted, random_sampling
 from tests.reference import Reference
 from tests.thinned import fast_rows
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN_NAMES, I_DLM_NAME, LLADA2_NAME, golden
+from tests.tiny import ALL_NAMES, EXPERTS_NAME, GOLDEN_NAMES, golden
 
 RULES: tuple[RuleMode, ...] = (
     Static(), Static(3), Dynamic(0.02), Dynamic(0.3), Sequential(), Sequential(2, 6.0), Entropy(3.0), Entropy(12.0)
 )  # fmt: skip
 EDITS: tuple[DecodingMode, ...] = (Edit(0.02, 0.0, 1), Edit(0.3, 0.1, 1))
 MRP_MODES: tuple[DecodingMode, ...] = (Direct(1), Direct(3), Direct(3, 0.02), Remask(0.02), Remask(0.3))
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
 
 class CountingReference(Reference):
@@ -100,7 +99,7 @@ def close(step_map: Sequence[TokenStep], expected: Sequence[TokenStep], toleranc
     ("name", "temperature"),
     fast_rows(
         lambda name, temperature: (name, temperature) in {(GOLDEN_NAMES[1], 0.0), (GOLDEN_NAMES[0], 0.9)},
-        [(name, temperature) for name in NAMES for temperature in (0.0, 0.9)],
+        [(name, temperature) for name in ALL_NAMES for temperature in (0.0, 0.9)],
     ),
 )
 def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -> None:
@@ -127,7 +126,7 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
         },
         [
             (name, temperature, costs)
-            for name in NAMES
+            for name in ALL_NAMES
             for temperature in (0.0, 0.05, 0.7, 1.2)
             for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS)
         ],

@@ -18,18 +18,7 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve, sav
 from service.model.config import Shard
 from service.model.families import FAMILIES
 from service.model.files import open_file
-from tests.tiny import (
-    DIFFCODER_NAME,
-    EXPERTS,
-    EXPERTS_NAME,
-    FAST_DLLM_NAME,
-    GOLDEN,
-    GOLDEN_NAMES,
-    I_DLM_NAME,
-    LLADA2_NAME,
-    LLADA22_NAME,
-    tiny_checkpoint,
-)
+from tests.tiny import ALL_NAMES, EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 FIRST = GOLDEN / GOLDEN_NAMES[0]
 
@@ -299,9 +288,7 @@ def fuse(weights: dict[str, Tensor]) -> None:
 
 
 class TestSaving:
-    @pytest.mark.parametrize(
-        "name", [*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME]
-    )
+    @pytest.mark.parametrize("name", ALL_NAMES)
     def test_a_round_trip_gives_the_published_file_again(self, tmp_path: Path, name: str) -> None:
         loaded = load_checkpoint(GOLDEN / name)
         save_checkpoint(tmp_path / "out", loaded.raw, loaded.backbone, loaded.mrp)

@@ -10,21 +10,7 @@ from safetensors.torch import load_file, save_file
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.config import Shard
-from tests.tiny import (
-    DIFFCODER_NAME,
-    EXPERTS,
-    EXPERTS_NAME,
-    FAST_DLLM_NAME,
-    GOLDEN,
-    GOLDEN_NAMES,
-    I_DLM_NAME,
-    LLADA2,
-    LLADA2_NAME,
-    LLADA22_NAME,
-    tiny_config,
-)
-
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
+from tests.tiny import ALL_NAMES, EXPERTS, GOLDEN, GOLDEN_NAMES, LLADA2, tiny_config
 
 
 def shards(folder: Path, size: int, dtype: torch.dtype = torch.float32) -> list[Checkpoint]:
@@ -32,7 +18,7 @@ def shards(folder: Path, size: int, dtype: torch.dtype = torch.float32) -> list[
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_the_parts_of_a_feed_forward_add_up(name: str, size: int) -> None:
     exact = torch.float64
     whole, parts = load_checkpoint(GOLDEN / name, LoadOptions(exact)), shards(GOLDEN / name, size, exact)

@@ -22,6 +22,7 @@ from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import (
+    ALL_NAMES,
     DIFFCODER_NAME,
     EXPERTS_NAME,
     FAST_DLLM_NAME,
@@ -34,10 +35,8 @@ from tests.tiny import (
 from tests.vcuda import kernels
 from tests.vcuda.decoding import ALL_ON, decode_golden, golden, on_device, waits
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
     engine = Engine(on_device(name), ALL_ON)
     decode_golden(engine, name)
@@ -74,7 +73,7 @@ LIMITS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         [
             (name, limits)
             for limits, _ in LIMITS
-            for name in NAMES
+            for name in ALL_NAMES
             if name not in WIDE_NAMES or "max_rows" not in limits
         ],
     ),
