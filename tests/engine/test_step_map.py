@@ -106,7 +106,8 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
     checkpoint = golden(name, torch.float64)
     reference, engine = CountingReference(checkpoint), Engine(checkpoint, EngineConfig(kv_cache_tokens=8192))
     stopped = several = 0
-    for mode in (*RULES, *EDITS, *(MRP_MODES if checkpoint.mrp else ())):
+    edits = EDITS if checkpoint.config.edit_token_ids is None else ()  # insertions: test_insertions.py
+    for mode in (*RULES, *edits, *(MRP_MODES if checkpoint.mrp else ())):
         for request, completion in zip(
             made := requests(name, mode, temperature, 3), engine.generate(made), strict=True
         ):
