@@ -187,9 +187,9 @@ class Reference:
         return PositionLogprobs(top, confidences=tuple(float(confidences[token]) for token in tokens))
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
-        """logits `[V]` with -inf where a token must not be chosen."""
+        """logits `[V]` with -inf where a token must not be chosen: also edit tokens, so no insertions are decoded."""
         logits = logits.clone()
-        logits[self.config.mask_token_id] = -torch.inf
+        logits[[self.config.mask_token_id, *(self.config.edit_token_ids or ())]] = -torch.inf
         if sampling.temperature == 0 or not sampling.filtered:
             return logits
         passes = plain_filter(logits.softmax(-1).tolist(), sampling.top_k, sampling.top_p, sampling.min_p)
