@@ -43,7 +43,7 @@ class CountingReference(Reference):
     def decode(
         self, clean: Sequence[int], head: Sequence[int], params: DecodingMode, sampling: SamplingParams
     ) -> tuple[Canvas, int]:
-        canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
+        canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))), in_order=self.config.causal)
         policy, forwards, filled = self.policy(params, canvas), 0, dict[int, TokenStep]()
         query = next(policy)
         while True:
@@ -106,7 +106,8 @@ def test_of_every_mode_as_a_reference_counts_it(name: str, temperature: float) -
     checkpoint = golden(name, torch.float64)
     reference, engine = CountingReference(checkpoint), Engine(checkpoint, EngineConfig(kv_cache_tokens=8192))
     stopped = several = 0
-    edits = EDITS if checkpoint.config.edit_token_ids is None else ()  # insertions: test_insertions.py
+    config = checkpoint.config
+    edits = () if config.causal or config.edit_token_ids else EDITS  # insertions: test_insertions.py
     for mode in (*RULES, *edits, *(MRP_MODES if checkpoint.mrp else ())):
         for request, completion in zip(
             made := requests(name, mode, temperature, 3), engine.generate(made), strict=True
