@@ -165,7 +165,8 @@ def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
     for entry, request in zip(expected(name), requests(name), strict=True):
         done = reference.generate(request)
         assert list(done.token_ids) == entry["token_ids"]
-        assert done.denoise_forwards <= entry["backbone_denoise_forwards"]
+        if not reference.config.causal:  # there the reference has no drafts past a block's end
+            assert done.denoise_forwards <= entry["backbone_denoise_forwards"]
 
 
 # --- the other published kinds of modules ------------------------------------------------------------

@@ -19,9 +19,9 @@ from service.model import LoadOptions, load_checkpoint
 from service.model.transfer import PackedTables
 from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import CHEAP_ROWS
-from tests.engine.test_golden import NAMES, assert_golden, expected, requests
+from tests.engine.test_golden import assert_golden, expected, requests
 from tests.other_weights import other_weights
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
+from tests.tiny import ALL_NAMES, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
 
 
 def engine_of(ranks: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
@@ -50,7 +50,7 @@ def assert_every_mode(engine: Engine, name: str) -> None:
 
 #: a dense checkpoint and one with experts; the others are slow tests
 FAST = {GOLDEN_NAMES[2], LLADA2_NAME, LLADA22_NAME}
-CHECKPOINTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+CHECKPOINTS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ALL_NAMES]
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -111,7 +111,7 @@ def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, na
 def test_four_ranks(deterministic: bool) -> None:
     """More than there are key-value heads in three of the four checkpoints."""
     with TensorParallelExecutor(4, "cpu", deterministic=deterministic) as ranks:
-        for name in NAMES:
+        for name in ALL_NAMES:
             assert_every_mode(engine_of(ranks, name, deterministic=deterministic), name)
 
 
