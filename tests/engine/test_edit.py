@@ -14,12 +14,18 @@ from tests.engine.helpers import request_of
 from tests.engine.test_golden import STOP, assert_golden, expected, requests
 from tests.tiny import GOLDEN, LLADA2_NAME, golden
 
-EDITS: list[dict[str, Any]] = json.loads((GOLDEN / LLADA2_NAME / "edits.json").read_text())
 #: one block
 PROMPT = tuple(range(100, 132))
 
 
-def edits() -> list[GenerationRequest]:
+def golden_edits(name: str) -> list[dict[str, Any]]:
+    return json.loads((GOLDEN / name / "edits.json").read_text())  # type: ignore[no-any-return]
+
+
+EDITS = golden_edits(LLADA2_NAME)
+
+
+def edits(name: str = LLADA2_NAME) -> list[GenerationRequest]:
     return [
         GenerationRequest(
             f"edit {number}",
@@ -28,14 +34,14 @@ def edits() -> list[GenerationRequest]:
             max_new_tokens=entry["max_new_tokens"],
             stop_token_ids=frozenset([STOP]),
         )
-        for number, entry in enumerate(EDITS)
+        for number, entry in enumerate(golden_edits(name))
     ]
 
 
-def assert_golden_edits(engine: Engine) -> None:
+def assert_golden_edits(engine: Engine, name: str) -> None:
     """In one batch with the golden decodes of other modes."""
-    entries = [*expected(LLADA2_NAME), *EDITS]
-    for entry, done in zip(entries, engine.generate([*requests(LLADA2_NAME), *edits()]), strict=True):
+    entries = [*expected(name), *golden_edits(name)]
+    for entry, done in zip(entries, engine.generate([*requests(name), *edits(name)]), strict=True):
         assert_golden(entry, done)
 
 
@@ -55,7 +61,8 @@ def test_golden_decodes_alone() -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"max_running": 3}, {"deterministic": True}], ids=str)
 def test_golden_decodes_beside_other_modes(limits: dict[str, Any]) -> None:
-    assert_golden_edits(Engine(golden(LLADA2_NAME), EngineConfig(**({"kv_cache_tokens": 4096} | limits))))
+    engine = Engine(golden(LLADA2_NAME), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
+    assert_golden_edits(engine, LLADA2_NAME)
 
 
 def test_a_token_that_is_replaced_later_ends_no_answer() -> None:

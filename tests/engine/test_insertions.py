@@ -1,6 +1,5 @@
 """`edit` with insertions and deletions in the engine: golden decodes by the published class, and what never moves."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,40 +7,21 @@ import pytest
 
 from service.constraints.constraint import Constraint
 from service.decode.modes import Dynamic, Edit, Entropy, Sequential, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, SamplingParams
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint
 from tests.clock import Clock
 from tests.engine.constrained import constrained, engine_of
 from tests.engine.helpers import request_of
-from tests.engine.test_golden import STOP, assert_golden, expected, requests
+from tests.engine.test_edit import assert_golden_edits, edits, golden_edits
+from tests.engine.test_golden import STOP, assert_golden, requests
 from tests.tiny import GOLDEN, LLADA22_NAME, golden
 
-EDITS: list[dict[str, Any]] = json.loads((GOLDEN / LLADA22_NAME / "edits.json").read_text())
+EDITS = golden_edits(LLADA22_NAME)
 #: DELETE and SPLIT of the checkpoint
 EDIT_TOKENS = {507, 508}
 PROMPT = tuple(range(100, 132))
-
-
-def edits() -> list[GenerationRequest]:
-    return [
-        GenerationRequest(
-            f"edit {number}",
-            tuple(entry["prompt_token_ids"]),
-            Edit(entry["threshold"], entry["edit_threshold"], entry["max_post_edit_steps"]),
-            max_new_tokens=entry["max_new_tokens"],
-            stop_token_ids=frozenset([STOP]),
-        )
-        for number, entry in enumerate(EDITS)
-    ]
-
-
-def assert_golden_insertions(engine: Engine) -> None:
-    """In one batch with the golden decodes of other modes."""
-    entries = [*expected(LLADA22_NAME), *EDITS]
-    for entry, done in zip(entries, engine.generate([*requests(LLADA22_NAME), *edits()]), strict=True):
-        assert_golden(entry, done)
 
 
 def num_moves(done: Completion) -> int:
@@ -51,7 +31,7 @@ def num_moves(done: Completion) -> int:
 def test_golden_decodes_alone() -> None:
     engine, moves = Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=512)), 0
     repeats = 0
-    for entry, request in zip(EDITS, edits(), strict=True):
+    for entry, request in zip(EDITS, edits(LLADA22_NAME), strict=True):
         (done,) = engine.generate([request])
         assert_golden(entry, done)
         assert done.stats.forwards.denoise == entry["backbone_denoise_forwards"]
@@ -68,14 +48,15 @@ def test_golden_decodes_alone() -> None:
 
 @pytest.mark.parametrize("limits", [{}, {"max_running": 3}, {"deterministic": True}], ids=str)
 def test_golden_decodes_beside_other_modes(limits: dict[str, Any]) -> None:
-    assert_golden_insertions(Engine(golden(LLADA22_NAME), EngineConfig(**({"kv_cache_tokens": 4096} | limits))))
+    engine = Engine(golden(LLADA22_NAME), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
+    assert_golden_edits(engine, LLADA22_NAME)
 
 
 @pytest.mark.parametrize("form", ["int8", "w8a8"])
 def test_eight_bits_decode_alone_as_together(form: str) -> None:
     checkpoint = load_checkpoint(GOLDEN / LLADA22_NAME, LoadOptions(quantization=form))
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096, deterministic=True))
-    generations = [*edits()[:3], *requests(LLADA22_NAME)[:3]]
+    generations = [*edits(LLADA22_NAME)[:3], *requests(LLADA22_NAME)[:3]]
     alone = [engine.generate([request])[0].token_ids for request in generations]
     assert [done.token_ids for done in engine.generate(generations)] == alone
 
@@ -91,7 +72,7 @@ def test_no_other_mode_gets_an_edit_token(temperature: float) -> None:
         for number in range(2)
         for mode in modes
     ]
-    drawn = [replace(request, sampling=sampling) for request in edits()]
+    drawn = [replace(request, sampling=sampling) for request in edits(LLADA22_NAME)]
     done = engine.generate([*plain, *drawn])
     for completion in done[: len(plain)]:
         steps = [step for block in completion.blocks for step in block.steps]
@@ -110,7 +91,7 @@ def test_no_other_mode_gets_an_edit_token(temperature: float) -> None:
 )
 def test_nothing_moves_where_tokens_are_forbidden_by_their_place(sampling: SamplingParams) -> None:
     engine = Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=4096))
-    done = engine.generate(replace(request, sampling=sampling) for request in edits())
+    done = engine.generate(replace(request, sampling=sampling) for request in edits(LLADA22_NAME))
     assert not any(map(num_moves, done))
     assert any(completion.stats.remasked for completion in done)
     assert not any(EDIT_TOKENS.intersection(completion.token_ids) for completion in done)
@@ -139,7 +120,7 @@ def test_bad_words_that_leave_only_edit_tokens_are_refused() -> None:
 
 def test_a_bias_against_an_edit_token_leaves_the_other_one() -> None:
     engine = Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=4096))
-    biased = [replace(request, sampling=SamplingParams(logit_bias={507: -100.0})) for request in edits()]
+    biased = [replace(request, sampling=SamplingParams(logit_bias={507: -100.0})) for request in edits(LLADA22_NAME)]
     steps = [step for done in engine.generate(biased) for block in done.blocks for step in block.steps if step.moved]
     assert steps
     for step in steps:  # no position is left out
@@ -171,8 +152,8 @@ def test_no_token_of_a_block_that_may_change_is_final_when_time_is_up() -> None:
 def test_log_probabilities_stay_with_a_token_that_moves() -> None:
     """Those of the last forward that wrote it."""
     engine = Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=4096))
-    wanted = [replace(request, logprobs=LogprobsRequest(2)) for request in edits()]
-    for plain, done in zip(engine.generate(edits()), engine.generate(wanted), strict=True):
+    wanted = [replace(request, logprobs=LogprobsRequest(2)) for request in edits(LLADA22_NAME)]
+    for plain, done in zip(engine.generate(edits(LLADA22_NAME)), engine.generate(wanted), strict=True):
         assert done.token_ids == plain.token_ids
         for left, right in zip(plain.step_map, done.step_map, strict=True):
             assert left[:2] == right[:2]
@@ -183,7 +164,7 @@ def test_answers_do_not_depend_on_the_batch_at_any_temperature() -> None:
     engine = Engine(golden(LLADA22_NAME), EngineConfig(kv_cache_tokens=4096))
     sampled = [
         replace(request, sampling=SamplingParams(0.8, 0.9, seed=number), mode=Edit(0.3, 0.05))
-        for number, request in enumerate(edits()[:6])
+        for number, request in enumerate(edits(LLADA22_NAME)[:6])
     ]
     alone = [engine.generate([request])[0].token_ids for request in sampled]
     beside = [replace(request, request_id=f"other {request.request_id}", mode=Static()) for request in sampled]

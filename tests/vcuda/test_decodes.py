@@ -17,7 +17,6 @@ from service.model.weight_update import apply_update, drop_weights, load_update,
 from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
 from tests.engine.test_edit import assert_golden_edits
 from tests.engine.test_golden import WIDE_NAMES
-from tests.engine.test_insertions import assert_golden_insertions
 from tests.engine.test_not_finite import assert_neighbours_are_untouched
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
@@ -49,11 +48,11 @@ def test_golden_decodes_with_graphs_and_steps_ahead(device, name):
 
 
 def test_golden_edits_beside_other_modes(device):
-    assert_golden_edits(Engine(on_device(LLADA2_NAME), ALL_ON))
+    assert_golden_edits(Engine(on_device(LLADA2_NAME), ALL_ON), LLADA2_NAME)
 
 
 def test_golden_insertions_beside_other_modes(device):
-    assert_golden_insertions(Engine(on_device(LLADA22_NAME), ALL_ON))
+    assert_golden_edits(Engine(on_device(LLADA22_NAME), ALL_ON), LLADA22_NAME)
 
 
 #: other limits of an engine, and the checkpoints that the fast tests decode within them
