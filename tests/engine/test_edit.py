@@ -19,7 +19,8 @@ PROMPT = tuple(range(100, 132))
 
 
 def golden_edits(name: str) -> list[dict[str, Any]]:
-    return json.loads((GOLDEN / name / "edits.json").read_text())  # type: ignore[no-any-return]
+    entries: list[dict[str, Any]] = json.loads((GOLDEN / name / "edits.json").read_text())
+    return entries
 
 
 EDITS = golden_edits(LLADA2_NAME)

@@ -128,7 +128,8 @@ class ChainResults(NamedTuple):
 def can_chain(rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> bool:
     """Whether rows of MRP can be a chain: each picks by a rule alone, or stores a finished block.
 
-    All of them draft from candidates, or none does.
+    All of them draft from candidates, or none does. A chain's sampler leaves out the mask token alone, so tokens that
+    are final may not have `Row.unsampled`.
     """
     sampled = [row for row in rows if row.sampling is not None]
     if not sampled or len(rows) * len(rows[0].state.tokens) > MAX_POSITIONS:

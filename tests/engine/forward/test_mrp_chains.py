@@ -15,7 +15,7 @@ from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, To
 from service.engine import SamplingParams
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
 from service.engine.forward.logits_sampler import TritonLogitsSampler, sample
-from service.engine.forward.mrp_chains import ChainBuffers, ChainTables, SentChain, chain_predictions
+from service.engine.forward.mrp_chains import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.transfer import PackedTables
@@ -38,6 +38,13 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         )
         rows.append(replace(row, anchor=anchor, rule=rule))
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
+
+
+def test_only_drafts_are_chained_where_a_model_has_edit_tokens() -> None:
+    row = Row(Block((MASKED,) * 4), 0, (), writes_kv=False, sampling=SamplingParams(), rule=TopConfidence(1))
+    assert can_chain([row], [1], None)
+    assert not can_chain([replace(row, unsampled=(5, 6))], [1], None)
+    assert can_chain([replace(row, unsampled=(5, 6), drafts=True)], [1], None)
 
 
 @pytest.mark.parametrize(("length", "drafts"), [(1, True), (3, False), (8, True), (8, False), (16, True)])
