@@ -1,6 +1,6 @@
 """The picture of a frontier: accuracy against tokens a second at every load, and against tokens per forward.
 
-A curve for every mode. The wide line joins the plans that no other plan beats, rings are presets.
+A curve for every mode that is in view. The wide line joins the plans that no other plan beats, rings are presets.
 
 Drawn for light and dark pages, as PNG. Knows the calibration file alone; needs matplotlib.
 """
@@ -119,14 +119,16 @@ def frontier_figure(file: QualityFile, page: Page) -> Figure:
 
 def _panel(axes: Axes, file: QualityFile, view: _View, page: Page) -> None:
     static, across = file.rows[0].accuracy, view.across
+    visible = [row for row in file.rows if row.accuracy >= static - _SHOWN]
     _frontier_line(axes, file, view, page)
     for mode, rows in _by(file.rows, lambda row: row.plan.mode):
+        if not any(row in visible for row in rows):
+            continue
         for kind, (_, curve) in enumerate(_by(rows, _kind)):
             _curve(axes, curve, across, look_of(mode) | {"label": mode if not kind else "_"})
     for row, _ in _preset_rows(file, view):
         ring: dict[str, Any] = {"facecolors": "none", "edgecolors": page.ink, "linewidths": 1.6, "zorder": 4}
         axes.scatter(across[row.plan.name], row.accuracy, s=190, **ring)
-    visible = [row for row in file.rows if row.accuracy >= static - _SHOWN]
     x = [across[row.plan.name] for row in visible]
     axes.set_xlim(min(x) - 0.1 * (max(x) - min(x)) - 1e-3, max(x) + 0.13 * (max(x) - min(x)) + 1e-3)
     lowest = min(static - file.margins.fast, *(row.accuracy for row in visible))
