@@ -97,7 +97,7 @@ def step_times(
         )
 
 
-def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Prediction]:
+def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> Sequence[Prediction]:
     return runner.begin(network, rows)()
 
 

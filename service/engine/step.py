@@ -6,6 +6,7 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from itertools import chain as joined
@@ -36,7 +37,7 @@ class ForwardExecutor:
         rows = [row for _, rows in plan for row in rows]
         return self._backoffs[network].begin(partial(self._runner.begin, network), rows)
 
-    def begin_chain(self, plan: StepRows) -> list[Pending[Prediction | None]] | None:
+    def begin_chain(self, plan: StepRows) -> Sequence[Pending[Prediction | None]] | None:
         """See `ModelRunner.begin_chain`. None also if the device has no memory for it."""
         rows = [row for _, rows in plan for row in rows]
         counts = [1 + running.num_chained for running, rows in plan for _ in rows]

@@ -13,13 +13,13 @@ import torch
 
 from service.decode.policy import Prediction
 from service.decode.rules import JointlyAbove, entropy_bounded
-from service.engine.forward.logits_sampler import _FIRST, _SECOND, _STEP, gumbel
+from service.engine.forward.logits_sampler import _STEP, _mixed, gumbel
 from service.engine.forward.rows import CONFIDENCE, ENTROPY, JOINTLY
 from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
 
-_HIDDEN, _WORD = -1e30, (1 << 64) - 1
+_HIDDEN = -1e30
 #: the multiprocessors of an H100
 PROCESSORS = 132
 
@@ -152,21 +152,16 @@ def locate_positions(grid, states, table, positions, param_table, mask_token, *,
                 param_table[index, 4], param_table[index, 5] = positions[row, masked[number]], at
             else:
                 positions[index] = at
-            param_table[index, 2:4] = _noise_key(low, high, start + masked[number], L - len(masked))
+            seed = (high << 32) | (low & 0xFFFFFFFF)
+            param_table[index, 2:4] = _noise_keys([seed], [start + masked[number]], [L - len(masked)])[0]
 
 
-def _noise_key(low, high, position, revealed):
-    word = 0
-    for part in ((high << 32) | (low & 0xFFFFFFFF), position, revealed):
-        word = _mixed(((word ^ part) + int(_STEP)) & _WORD)
-    words = torch.tensor([word & 0xFFFFFFFF, word >> 32])
-    return torch.where(words < 1 << 31, words, words - (1 << 32)).int()
-
-
-def _mixed(word):
-    word = (word ^ word >> 30) * int(_FIRST) & _WORD
-    word = (word ^ word >> 27) * int(_SECOND) & _WORD
-    return word ^ word >> 31
+def _noise_keys(*parts):
+    """Seeds, absolute positions and numbers of revealed tokens, integers that broadcast -> int32 `[..., 2]`."""
+    words = np.zeros(np.broadcast_shapes(*map(np.shape, parts)), np.uint64)
+    for part in parts:
+        words = _mixed((words ^ np.asarray(part).astype(np.uint64)) + _STEP)
+    return torch.from_numpy(words.view(np.int32).reshape(*words.shape, 2))
 
 
 def reveal_picks(grid, states, values, order, table, mask_token, **_):
@@ -194,11 +189,10 @@ def reveal_picks(grid, states, values, order, table, mask_token, **_):
 
 
 def begin_chained(grid, states, table, param_table, mask_token, *, L, **_):
-    for row, (_number, _limit, temperature, noise, low, high, start, *_rest) in enumerate(table.tolist()):
-        revealed = L - int((states[row] == mask_token).sum())
-        for position in range(L):
-            drawing = torch.tensor([temperature, noise]), _noise_key(low, high, start + position, revealed)
-            param_table[row * L + position, :4] = torch.cat(drawing).int()
+    seeds, starts = table[:, 4:6].contiguous().view(torch.int64), table[:, 6:7]
+    revealed = (states != mask_token).sum(1, keepdim=True)
+    param_table[:, :2] = table[:, 2:4].repeat_interleave(L, 0)
+    param_table[:, 2:4] = _noise_keys(seeds, starts + torch.arange(L), revealed).flatten(0, 1)
 
 
 def reveal_chained(grid, states, drawn, table, values, mask_token, *, L, **_):

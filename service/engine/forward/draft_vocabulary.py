@@ -71,6 +71,11 @@ class DraftVocabulary:
         drafts = cls(rows, length, num_candidates, mask_token_id)
         return drafts if drafts.present.any() or drafts.missing.any() else None
 
+    def covers(self, rows: Sequence[Row]) -> bool:
+        """Whether all rows that are sampled already have their candidates."""
+        sampled = np.array([row.sampling is not None for row in rows])
+        return bool(self.present[sampled].all())
+
     def output(self, hidden: Tensor) -> ForwardOutput:
         """The forward's output with the candidates. `hidden`: `[R, L, H]`."""
         if not self._parts:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.mrp_chains import ChainBuffers, ChainResults, ChainTables, SentChain
+from service.engine.forward.chains import ChainBuffers, ChainResults, ChainTables, SentChain
 from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import Anchor, AnchorRows, Row
 from service.engine.memory_plan import GRAPH_ROWS
@@ -149,7 +149,7 @@ class Graphs:
         self.sizes = sorted({*GRAPH_ROWS, min_rows})
         self._graphs: dict[GraphKey, _Graph | None] = {}
         self._buffers: dict[int, Tensor] = {}
-        self._chains: dict[tuple[int, bool], ChainBuffers] = {}
+        self._chains: dict[tuple[NetworkCall, int], ChainBuffers] = {}
         self._sealed = False
 
     def clear(self) -> None:
@@ -243,12 +243,11 @@ class Graphs:
         like = None if forward.anchors is None else forward.anchors.like
         anchors = None if like is None else like.new_zeros(len(tokens.host), *like.shape[1:])
         chain = None
-        if forward.chain is not None and anchors is not None:
-            params, candidates = forward.chain.params.within(buffer), forward.chain.candidates
-            kind = len(anchors), candidates is None
-            if kind not in self._chains:
-                self._chains[kind] = ChainBuffers.like(params, candidates, anchors)
-            chain = replace(self._chains[kind], params=params)
+        if forward.chain is not None:
+            params, (rows, length) = forward.chain.params.within(buffer), tokens.host.shape
+            if (network, rows) not in self._chains:
+                self._chains[network, rows] = ChainBuffers.like(params, length, forward.chain.candidates, anchors)
+            chain = replace(self._chains[network, rows], params=params)
         inputs = Inputs(tokens.within(buffer), positions.within(buffer), anchors, chain)
         return _Graph(network, attend, buffer, inputs)
 
@@ -306,5 +305,5 @@ class _Graph:
             raise AssertionError("the graph is not a chain's")
         for _ in range(count):
             self._replay()
-        states = None if chain.candidates is not None else self._inputs.tokens[:num_rows].clone()
-        return ChainResults(chain.values[:count], chain.hidden[:count, :num_rows].clone(), states)
+        hidden = self._result[None] if chain.hidden is None else chain.hidden[:count]
+        return ChainResults(chain.values[:count], hidden[:, :num_rows].clone(), self._inputs.tokens[:num_rows])

@@ -85,9 +85,12 @@ class TritonLogitsSampler:
 
         return SampleLogits(sample_logits, params)
 
-    def sample_all(self, logits: Tensor, params: Tensor) -> Tensor:
-        """logits `[M, V]` -> as `SampleLogits`, `[M, 4]`. `params` int32 `[M, 6]`: the kernel's, which it changes."""
-        return self._by_kernel(logits, params, (), noise=True, min_p=False)[0]
+    def sample_all(self, logits: Tensor, params: Tensor, unsampled: tuple[int, ...] = ()) -> Tensor:
+        """logits `[M, V]` -> as `SampleLogits`, `[M, 4]`. `params` int32 `[M, 6]`: the kernel's, which it changes.
+
+        `unsampled`: the model's tokens that positions with `RESTRICTED` may not choose.
+        """
+        return self._by_kernel(logits, params, unsampled, noise=True, min_p=False)[0]
 
     def _by_kernel(
         self, logits: Tensor, params: Tensor, unsampled: tuple[int, ...], *, noise: bool, min_p: bool

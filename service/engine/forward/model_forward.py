@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from service.engine.forward.chains import ChainBuffers, ChainTables, SampleChained
 from service.engine.forward.draft_vocabulary import choose_candidates
 from service.engine.forward.graphs import Capture, CudaCapture, GraphForward, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.logits_sampler import TritonLogitsSampler
-from service.engine.forward.mrp_chains import ChainBuffers, ChainTables, SampleChained
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
@@ -62,6 +62,7 @@ class ModelForward:
     def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
+        self._edit_tokens = checkpoint.config.edit_token_ids or ()
         self._fixed_shapes = shapes.fixed_shapes
         self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
         self._attention = attention_backend(self._cache, execution.attention)
@@ -70,8 +71,9 @@ class ModelForward:
         self.num_pages, self.eager_forwards = num_pages, 0
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
         # one object each, as a part of keys
-        self._drafting: NetworkCall = partial(self._chained_hidden, self._choose_candidates)
-        self._refining: NetworkCall = partial(self._chained_hidden, self._sample)
+        self._denoising: NetworkCall = partial(self._chained_hidden, self._backbone_hidden, self._sample)
+        self._drafting: NetworkCall = partial(self._chained_hidden, self._mrp_hidden, self._choose_candidates)
+        self._refining: NetworkCall = partial(self._chained_hidden, self._mrp_hidden, self._sample)
 
     def plan(
         self, network: Network, group: RowGroup, tables: PackedTables, *, keep_states: bool = False
@@ -95,12 +97,15 @@ class ModelForward:
         return PlannedForward(range(planned.num_rows), run, planned.states)
 
     def plan_chain(self, group: RowGroup, chain: ChainTables, tables: PackedTables) -> GraphForward | None:
-        """Plans a chain over a group of rows with anchors. None if there is no graph for it."""
+        """Plans a chain over a group of rows, for MRP with anchors. None if there is no graph for it."""
         if self.graphs is None:
             return None
-        call = self._refining if chain.candidates is None else self._drafting
         keep_states = any(row.after is not None for row in group.members)
         inputs = self._inputs(group.members, keep_states=keep_states)._replace(chain=chain)
+        if inputs.anchors is None:
+            call = self._denoising
+        else:
+            call = self._refining if chain.candidates is None else self._drafting
         return self.graphs.plan(call, group.members, group.width, inputs, tables)
 
     def _eager(
@@ -162,16 +167,17 @@ class ModelForward:
         hidden: Tensor = self._mrp(embedded, inputs.anchors, rotation, attend)
         return hidden
 
-    def _chained_hidden(self, sample: SampleChained, inputs: Inputs, attend: Attend) -> Tensor:
-        """-> the next anchors `[R, L, H]`. The next forward of the chain finds its inputs in place.
+    def _chained_hidden(self, network: NetworkCall, sample: SampleChained, inputs: Inputs, attend: Attend) -> Tensor:
+        """-> hidden states or the next anchors `[R, L, H]`. The next forward of the chain finds its inputs in place.
 
         Rows of finished blocks keep their anchors, so that each forward writes the same to their pages.
         """
-        hidden, anchors, chain = self._mrp_hidden(inputs, attend), inputs.anchors, inputs.chain
-        if chain is None or anchors is None or not isinstance(attend, PagedAttend):
+        hidden, anchors, chain = network(inputs, attend), inputs.anchors, inputs.chain
+        if chain is None or not isinstance(attend, PagedAttend):
             raise AssertionError("a chain is a graph's")
-        final = attend.final_rows[0][: len(anchors), None, None] > 0
-        anchors.copy_(torch.where(final, anchors, hidden))
+        if anchors is not None:
+            final = attend.final_rows[0][: len(anchors), None, None] > 0
+            anchors.copy_(torch.where(final, anchors, hidden))
         chain.reveal(hidden, inputs.tokens, sample, self._mask)
         return hidden
 
@@ -181,7 +187,8 @@ class ModelForward:
         return choose_candidates(flat, self._backbone.head, chain.candidates, chain.positions, noise=True)
 
     def _sample(self, flat: Tensor, chain: ChainBuffers) -> Tensor:
-        return TritonLogitsSampler(self._mask).sample_all(self._backbone.logits(flat), chain.positions)
+        sampler = TritonLogitsSampler(self._mask)
+        return sampler.sample_all(self._backbone.logits(flat), chain.positions, self._edit_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from torch import Tensor
 from service.decode.block import Block
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
+from service.engine.forward.chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
-from service.engine.forward.mrp_chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
 from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, known_rows
@@ -97,9 +97,10 @@ class ModelRunner:
         for rows in self._warm_up.shapes(sizes):
             self._compute_once(rows)
         for rows in self._warm_up.samplings():
-            for row, prediction in zip(rows, self.begin("backbone", rows)(), strict=True):
+            for row, prediction in zip(rows, self._begin_unchained("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
-                    self.begin("mrp", [replace(row, anchor=prediction.handle, rescore=(), logprobs=None)])()
+                    anchored = replace(row, anchor=prediction.handle, rescore=(), logprobs=None)
+                    self._begin_unchained("mrp", [anchored])()
         if self.keeps_states:
             self._warm_up_states()
         self.model.seal()
@@ -120,7 +121,7 @@ class ModelRunner:
 
         def largest() -> None:
             for rows in self._warm_up.largest(max_rows):
-                self.begin("backbone", rows)()
+                self._begin_unchained("backbone", rows)()
 
         return taken + measure_peak(self.device, largest)
 
@@ -132,14 +133,17 @@ class ModelRunner:
             members = anchored if network == "mrp" else rows
             if all(self.model.is_known(network, group) for group in self._partition.rows(members)):
                 continue
-            pending = attempt(partial(self.begin, network), members)
+            pending = attempt(partial(self._begin_unchained, network), members)
             if pending is not None:
                 pending()
-        if "mrp" in self._networks and self._chains:
+        chains = [rows]
+        if "mrp" in self._networks:
             drafting = self._warm_up.drafting(rows, hidden, self._num_candidates)
-            for drafts in (False, True)[: 1 + (self._num_candidates > 0)]:
-                chained = [replace(row, drafts=drafts) for row in drafting]
-                attempt(partial(self.begin_chain, counts=[1] * len(rows)), chained)
+            chains.append([replace(row, drafts=False) for row in drafting])
+            if self._num_candidates:
+                chains.append(drafting)
+        for chain in chains:
+            attempt(partial(self.begin_chain, counts=[1] * len(rows)), chain)
 
     def _warm_up_states(self) -> None:
         """Starts the kernels of a row that is after another one."""
@@ -147,11 +151,11 @@ class ModelRunner:
         state = Block((0, *row.state.tokens[1:]))
         for drafts in range(1 + has_mrp):
             row = replace(row, drafts=bool(drafts))
-            [anchor] = self.begin("backbone", [row]).anchors
+            [anchor] = self._begin_unchained("backbone", [row]).anchors
             network: Network = "mrp" if drafts else "backbone"
-            self.begin(network, [replace(row, state=state, after=anchor, anchor=anchor if drafts else None)])()
+            following = replace(row, state=state, after=anchor, anchor=anchor if drafts else None)
+            self._begin_unchained(network, [following])()
 
-    @torch.inference_mode()
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
@@ -160,6 +164,14 @@ class ModelRunner:
         """
         if network == "backbone":
             self._copies.begin()  # no earlier result waits for this forward
+            chain = self.begin_chain(rows, [1] * len(rows))
+            if chain is not None:
+                return chain[0]
+        return self._begin_unchained(network, rows)
+
+    @torch.inference_mode()
+    def _begin_unchained(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """As `begin`. The sampler follows the forward, over the positions that are read alone."""
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
         hidden, states = list[Tensor](), list[Tensor]()
@@ -184,16 +196,18 @@ class ModelRunner:
         return pending if in_order else pending.sorted_by(order)
 
     @torch.inference_mode()
-    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending[Prediction | None]] | None:
+    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending[Prediction]] | None:
         """Begins a chain of MRP's forwards. Each reads the states after the picks of the one before.
 
-        The rows have anchors and rules. `counts`: the forwards in which each takes part; a chain of drafts may be
-        shorter. -> one for each forward, with a Prediction for every row. A row may be `after` the last one it took
-        part in. None if the device needs the host between them.
+        The rows have anchors; without them the chain is one forward of the backbone. `counts`: the forwards in which
+        each takes part; a chain of drafts may be shorter. -> one for each forward, with a Prediction for every row. A
+        row may be `after` the last one it took part in. None if the device needs the host within the chain.
         """
-        graphs, length = self.model.graphs, self.config.block_size
-        drafts = DraftVocabulary.for_rows(rows, length, 0, self.config.mask_token_id) if self._chains else None
-        if graphs is None or not self._chains or not can_chain(rows, counts, drafts):
+        graphs, length, mask = self.model.graphs, self.config.block_size, self.config.mask_token_id
+        if graphs is None or not self._chains or not can_chain(rows, counts):
+            return None
+        drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, mask)
+        if drafts is not None and not drafts.covers(rows):
             return None
         tables = PackedTables(self.device)
         planned = self.model.plan_chain(self._partition.rows(rows)[0], ChainTables.of(rows, counts, drafts), tables)
@@ -201,13 +215,12 @@ class ModelRunner:
         if results is None:
             return None
         copied = self._copies.add([results.values])
-        self._copies.begin()  # before a later chain overwrites the values
-        outputs = [
-            dataclasses.replace(
-                ForwardOutput(hidden) if drafts is None else drafts.output(hidden), states=results.states
-            )
-            for hidden in results.hidden
-        ]
+        if rows[0].anchor is not None:
+            self._copies.begin()  # before a later chain overwrites the values
+        output = ForwardOutput if drafts is None else drafts.output
+        # no forward is after a draft
+        states = results.states.clone() if drafts is None and has_states(rows) else None
+        outputs = [dataclasses.replace(output(hidden), states=states) for hidden in results.hidden]
         return [
             Pending(
                 [Anchor(output, index) for index in range(len(rows))],
@@ -219,8 +232,8 @@ class ModelRunner:
 
 def _chained(
     rows: Sequence[Row], output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
-) -> list[Prediction | None]:
-    return [*chain_predictions(rows, output, copied()[0][number].numpy())]
+) -> list[Prediction]:
+    return chain_predictions(rows, output, copied()[0][number].numpy())
 
 
 class OomBackoff:

@@ -1,9 +1,9 @@
-"""Chains: forwards of MRP that follow one another on the device, without the host between them.
+"""Chains: forwards that follow one another on the device, without the host between them.
 
-Each reads the state after the picks of the one before. All are replays of one CUDA graph: MRP, the tokens of all
-positions, the reveal, and the next forward's anchors. Drafts are chosen from candidates, if they have any. The tokens
-of `direct` are final, so they are sampled over the whole vocabulary. One copy sends the tables, and one brings all
-results.
+Each reads the state after the picks of the one before. All are replays of one CUDA graph: the network, the tokens of
+all positions, the reveal, and the next forward's anchors. One copy sends the tables, and one brings all results. A
+forward of the backbone is a chain of one. MRP's drafts are chosen from candidates, if they have any; all other tokens
+are sampled over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class ChainTables(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> ChainTables:
         """`counts`: the forwards in which a row reveals."""
-        from service.engine.forward.sampling_kernels import NOISY
+        from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 
         metadata = SamplingMetadata(rows, len(rows[0].state.tokens))
         params = np.zeros((len(rows), 14), np.int32)
         params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
         params[:, 3], params[:, 6] = NOISY * metadata.random, metadata.start
+        if drafts is None:  # candidates may be any token
+            params[:, 3] += RESTRICTED * metadata.restricted
         params[:, 4:6] = metadata.seed.view(np.int32).reshape(-1, 2)
         params[:, 7:12] = np.stack([rule_words(row.rule) for row in rows])
         params[:, 12:] = np.ones(1).view(np.int32)
@@ -70,28 +72,34 @@ class ChainBuffers:
 
     `params`: see `ChainTables`. `positions` int32 `[R * L, 6]`: the sampler's parameters. `candidates` `[R * L, C]`:
     each position's, for drafts. `values` `[K, R, L, 4]`: as of `reveal_chained`. `hidden` `[K, R, L, H]`: the next
-    anchors of each forward.
+    anchors of each forward of MRP.
     """
 
     params: Tensor
     positions: Tensor
     candidates: Candidates | None
     values: Tensor
-    hidden: Tensor
+    hidden: Tensor | None
 
     @classmethod
-    def like(cls, params: Tensor, candidates: Candidates | None, anchors: Tensor) -> ChainBuffers:
-        """For anchors `[R, L, H]`. `params`: where the table will be. `candidates`: some of the same width."""
-        count = anchors.shape[0] * anchors.shape[1]
-        positions = torch.zeros(count, 6, dtype=torch.int32, device=anchors.device)
+    def like(
+        cls, params: Tensor, length: int, candidates: Candidates | None = None, anchors: Tensor | None = None
+    ) -> ChainBuffers:
+        """For blocks of `length` tokens. `params`: where the table will be. `candidates`: some of the same width.
+
+        `anchors` `[R, L, H]`: MRP's.
+        """
+        count, device = len(params) * length, params.device
+        positions = torch.zeros(count, 6, dtype=torch.int32, device=device)
         if candidates is None:
             positions[:, 4] = -1  # each token is chosen
         else:
-            positions[:, 4:] = torch.arange(count, dtype=torch.int32, device=anchors.device)[:, None]
+            positions[:, 4:] = torch.arange(count, dtype=torch.int32, device=device)[:, None]
             tokens, weights = candidates.tokens, candidates.other_weight
             candidates = Candidates(tokens.new_zeros(count, tokens.shape[1]), weights.new_zeros(count))
-        values = torch.zeros(MAX_FORWARDS, *anchors.shape[:2], 4, device=anchors.device)
-        return cls(params, positions, candidates, values, anchors.new_zeros(MAX_FORWARDS, *anchors.shape))
+        values = torch.zeros(MAX_FORWARDS, len(params), length, 4, device=device)
+        hidden = None if anchors is None else anchors.new_zeros(MAX_FORWARDS, *anchors.shape)
+        return cls(params, positions, candidates, values, hidden)
 
     def load(self, chain: SentChain) -> None:
         """Gathers the candidates, after the tables are sent."""
@@ -105,7 +113,8 @@ class ChainBuffers:
         """Reveals the picks of a forward in the states `[R, L]`. hidden `[R, L, H]`."""
         from service.engine.forward import state_kernels
 
-        self.hidden.index_copy_(0, self.params[0, :1].long(), hidden[None])
+        if self.hidden is not None:
+            self.hidden.index_copy_(0, self.params[0, :1].long(), hidden[None])
         length, grid = states.shape[1], (len(states),)
         sizes = {"L": length, "PAD": 1 << (length - 1).bit_length()}
         state_kernels.begin_chained[grid](states, self.params, self.positions, mask_token_id, **sizes)
@@ -116,31 +125,29 @@ class ChainBuffers:
 class ChainResults(NamedTuple):
     """The results of K forwards over R rows.
 
-    `values` `[K, R of the graph, L, 4]`: as of `reveal_chained`, until the next replay. `hidden` `[K, R, L, H]`: the
-    anchors. `states` int32 `[R, L]`: those after the last forward; None after drafts, which no forward follows.
+    `values` `[K, R of the graph, L, 4]`: as of `reveal_chained`. `states` int32 `[R, L]`: those after the last forward.
+    Both hold until the next replay. `hidden` `[K, R, L, H]`: the anchors.
     """
 
     values: Tensor
     hidden: Tensor
-    states: Tensor | None
+    states: Tensor
 
 
-def can_chain(rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> bool:
-    """Whether rows of MRP can be a chain: each picks by a rule alone, or stores a finished block.
-
-    All of them draft from candidates, or none does. A chain's sampler leaves out the mask token alone, so tokens that
-    are final may not have `Row.unsampled`.
-    """
+def can_chain(rows: Sequence[Row], counts: Sequence[int]) -> bool:
+    """Whether rows can be a chain, if all or none of them draft from candidates: each is plain, or stores a block."""
     sampled = [row for row in rows if row.sampling is not None]
     if not sampled or len(rows) * len(rows[0].state.tokens) > MAX_POSITIONS:
         return False
-    if any(row.rule is None or row.sampling is None or row.sampling.draws_filtered for row in sampled):
-        return False
-    if any(row.unsampled and not row.drafts for row in sampled):
-        return False
     if max(counts) > MAX_FORWARDS and not all(row.drafts for row in sampled):
         return False
-    return drafts is None or drafts.present.sum() == len(sampled)
+    return all(_is_plain(row) for row in sampled)
+
+
+def _is_plain(row: Row) -> bool:
+    """Whether only masked positions are read, by their logits as they are, without filters."""
+    is_filtered = row.sampling is not None and row.sampling.draws_filtered
+    return not (is_filtered or row.rescore or row.adjustments) and row.mask is None and row.logprobs is None
 
 
 def chain_predictions(rows: Sequence[Row], output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
@@ -153,7 +160,7 @@ def chain_predictions(rows: Sequence[Row], output: ForwardOutput, values: NDArra
     for index, row in enumerate(rows):
         masked, sampling = row.state.masked, row.sampling
         count, (confidences, entropies, logprobs) = len(masked), (column[index] for column in numbers)
-        is_cold = sampling is not None and not row.drafts and 0 < sampling.temperature < 1
+        is_cold = sampling is not None and 0 < sampling.temperature < 1
         predictions.append(
             Prediction(
                 masked,

@@ -1,4 +1,4 @@
-"""Chains of MRP's forwards on the device against the host's sampler and rules: by Triton's interpreter, or on CUDA."""
+"""Chains of forwards on the device against the host's sampler and rules: by Triton's interpreter, or on CUDA."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ from service.decode.modes import Direct
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, TopConfidence
 from service.engine import SamplingParams
+from service.engine.forward.chains import ChainBuffers, ChainTables, SentChain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
 from service.engine.forward.logits_sampler import TritonLogitsSampler, sample
-from service.engine.forward.mrp_chains import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.transfer import PackedTables
 
-MASK, VOCABULARY, HIDDEN, CANDIDATES, FORWARDS = 3, 90, 24, 11, 4
+MASK, EDIT_TOKENS, VOCABULARY, HIDDEN, CANDIDATES, FORWARDS = 3, (5, 6), 90, 24, 11, 4
 RULES = (TopConfidence(1), TopConfidence(2), ConfidenceAbove(0.2), LeftToRight(1), LowestEntropy(2.5), None)
 SAMPLINGS = tuple(SamplingParams(temperature, seed=2**62 + 7) for temperature in (0.0, 0.7, 1.3))
 #: Triton's interpreter is slow
@@ -28,7 +28,7 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, drafts: bool) -> list[Row]:
-    """Rows with some masked positions, of each rule; the last one stores a finished block."""
+    """Rows with some masked positions, of each rule, every other without edit tokens; the last one stores a block."""
     rows = []
     for number, rule in enumerate(RULES):
         tokens = np.where(generator.random(length) < 0.7, MASKED, 4).tolist()
@@ -36,15 +36,8 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         row = Row(
             Block((*tokens[1:], MASKED)), number, (), writes_kv=False, sampling=sampling, entropy=True, drafts=drafts
         )
-        rows.append(replace(row, anchor=anchor, rule=rule))
+        rows.append(replace(row, anchor=anchor, rule=rule, unsampled=EDIT_TOKENS if number % 2 else ()))
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
-
-
-def test_only_drafts_are_chained_where_a_model_has_edit_tokens() -> None:
-    row = Row(Block((MASKED,) * 4), 0, (), writes_kv=False, sampling=SamplingParams(), rule=TopConfidence(1))
-    assert can_chain([row], [1], None)
-    assert not can_chain([replace(row, unsampled=(5, 6))], [1], None)
-    assert can_chain([replace(row, unsampled=(5, 6), drafts=True)], [1], None)
 
 
 @pytest.mark.parametrize(("length", "drafts"), [(1, True), (3, False), (8, True), (8, False), (16, True)])
@@ -53,6 +46,7 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
     torch.manual_seed(length)
     device, generator = torch.device(triton_device), np.random.default_rng(length)
     head = torch.randn(VOCABULARY, HIDDEN, device=device)
+    head[list(EDIT_TOKENS)] *= 3
     tokens = torch.stack([torch.randperm(VOCABULARY - 4)[:CANDIDATES] + 4 for _ in range(length)]).to(device)
     candidates = Candidates(tokens, torch.randn(length, device=device))
     slots = generator.permutation(length)[None]
@@ -69,12 +63,12 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
     states = tables.add(tokens_and_positions(rows, MASK)[0])
     tables.send()
     anchors = torch.zeros(len(rows), length, HIDDEN, device=device)
-    chain = ChainBuffers.like(sent.params.tensor, host.candidates, anchors)
+    chain = ChainBuffers.like(sent.params.tensor, length, host.candidates, anchors)
     chain.load(sent)
 
     def drawn(flat: torch.Tensor, buffers: ChainBuffers) -> torch.Tensor:
         if buffers.candidates is None:
-            return TritonLogitsSampler(MASK).sample_all(flat @ head.T, buffers.positions)
+            return TritonLogitsSampler(MASK).sample_all(flat @ head.T, buffers.positions, EDIT_TOKENS)
         return choose_candidates(flat, head, buffers.candidates, buffers.positions, noise=True)
 
     rows_then = rows
@@ -101,7 +95,7 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
             torch.testing.assert_close(torch.tensor(prediction.confidences), of_row[:, 1])
             if row.sampling is not None:
                 torch.testing.assert_close(torch.tensor(prediction.entropies), of_row[:, 2], atol=1e-5, rtol=1e-4)
-            is_cold = not drafts and row.sampling is not None and 0 < row.sampling.temperature < 1
+            is_cold = row.sampling is not None and 0 < row.sampling.temperature < 1
             assert len(prediction.token_logprobs) == (len(prediction.positions) if is_cold else 0)
             for logprob, expected in zip(prediction.token_logprobs, of_row[:, 3].tolist(), strict=False):
                 assert abs(logprob - expected) < 1e-4
@@ -166,7 +160,7 @@ def test_the_device_picks_as_the_policy_of_direct(triton_device: str, data: st.D
     params = tables.add(ChainTables.of(rows, [mode.mrp_steps for mode in modes], None).params)
     states = tables.add(tokens_and_positions(rows, MASK)[0])
     tables.send()
-    chain = ChainBuffers.like(params.tensor, None, torch.zeros(len(rows), length, 1, device=device))
+    chain = ChainBuffers.like(params.tensor, length)
     for _ in range(max(mode.mrp_steps for mode in modes)):
         tokens, confidences = rng.integers(4, 2**31 - 1, (len(modes), length)), numbers().astype(np.float32)
         drawn = torch.zeros(len(modes) * length, 4)
