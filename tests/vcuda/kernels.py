@@ -101,6 +101,7 @@ def sample(grid, logits, param_table, work, out, width, stride, mask_token, *uns
     out[:, 1] = (read.gather(1, token[:, None])[:, 0] - work[:, 0]).exp()
     out[:, 2] = torch.special.entr(read.softmax(-1)).sum(-1)
     out[:, 3] = scaled.gather(1, token[:, None])[:, 0] - scaled.logsumexp(-1)
+    out[param_table[:, 1] < 0] = torch.nan  # not read
 
 
 def keep_candidates(grid, highest, tokens, table, totals, candidates, weights, stride, mask_token, *, C, **_):
@@ -190,8 +191,10 @@ def reveal_picks(grid, states, values, order, table, mask_token, **_):
 
 def begin_chained(grid, states, table, param_table, mask_token, *, L, **_):
     seeds, starts = table[:, 4:6].contiguous().view(torch.int64), table[:, 6:7]
-    revealed = (states != mask_token).sum(1, keepdim=True)
+    is_revealed = states != mask_token
+    revealed = is_revealed.sum(1, keepdim=True)
     param_table[:, :2] = table[:, 2:4].repeat_interleave(L, 0)
+    param_table[is_revealed.flatten(), 1] = -1
     param_table[:, 2:4] = _noise_keys(seeds, starts + torch.arange(L), revealed).flatten(0, 1)
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from service.decode.policy import Prediction
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.row_states import rule_words
-from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row
-from service.engine.forward.sampling_batch import SamplingMetadata
+from service.engine.forward.rows import Candidates, ForwardOutput, Row
+from service.engine.forward.sampler import predictions_of
+from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.model.transfer import SentTable
 
 #: Hidden states `[R * L, H]` -> the table of all positions as of `SampleLogits`, `[R * L, 4]`.
@@ -42,18 +43,17 @@ class ChainTables(NamedTuple):
     candidates: Candidates | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Row], counts: Sequence[int], drafts: DraftVocabulary | None) -> ChainTables:
+    def of(cls, metadata: SamplingMetadata, counts: Sequence[int], drafts: DraftVocabulary | None) -> ChainTables:
         """`counts`: the forwards in which a row reveals."""
         from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 
-        metadata = SamplingMetadata(rows, len(rows[0].state.tokens))
-        params = np.zeros((len(rows), 14), np.int32)
+        params = np.zeros((len(counts), 14), np.int32)
         params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
         params[:, 3], params[:, 6] = NOISY * metadata.random, metadata.start
         if drafts is None:  # candidates may be any token
             params[:, 3] += RESTRICTED * metadata.restricted
         params[:, 4:6] = metadata.seed.view(np.int32).reshape(-1, 2)
-        params[:, 7:12] = np.stack([rule_words(row.rule) for row in rows])
+        params[:, 7:12] = np.stack([rule_words(row.rule) for row in metadata.rows])
         params[:, 12:] = np.ones(1).view(np.int32)
         return cls(params) if drafts is None else cls(params, np.maximum(drafts.slots, 0), drafts.joined)
 
@@ -150,25 +150,11 @@ def _is_plain(row: Row) -> bool:
     return not (is_filtered or row.rescore or row.adjustments) and row.mask is None and row.logprobs is None
 
 
-def chain_predictions(rows: Sequence[Row], output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
+def chain_predictions(batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
     """The predictions of one forward of a chain. values `[R, L, 4]`, see `reveal_chained`.
 
     Later forwards name the first one's positions, too: only the device knows their states (`Prediction.of_positions`).
     """
-    tokens, numbers = values.view(np.int32)[..., 0].tolist(), values[..., 1:].transpose(2, 0, 1).tolist()
-    predictions = list[Prediction]()
-    for index, row in enumerate(rows):
-        masked, sampling = row.state.masked, row.sampling
-        count, (confidences, entropies, logprobs) = len(masked), (column[index] for column in numbers)
-        is_cold = sampling is not None and 0 < sampling.temperature < 1
-        predictions.append(
-            Prediction(
-                masked,
-                tokens[index][:count],
-                confidences[:count],
-                handle=Anchor(output, index),
-                entropies=entropies[:count] if row.entropy else (),
-                token_logprobs=logprobs[:count] if is_cold else (),
-            )
-        )
-    return predictions
+    counts = np.bincount(batch.row, minlength=len(values))
+    numbers = np.arange(len(batch)) - (counts.cumsum() - counts)[batch.row]
+    return predictions_of(batch, output, values[batch.row, numbers], {})

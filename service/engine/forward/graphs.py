@@ -206,7 +206,7 @@ class Graphs:
     def run(self, forward: GraphForward) -> Tensor | None:
         """-> hidden states `[R, L, H]` of a planned forward. None if its capture fails."""
         graph = self._ready(forward)
-        return None if graph is None else graph.replay(forward.num_rows)
+        return None if graph is None else graph.replay(forward.num_rows)[0]
 
     def run_chain(self, forward: GraphForward, count: int) -> ChainResults | None:
         """Runs the forwards of a chain. None if its capture fails."""
@@ -295,15 +295,16 @@ class _Graph:
             return error
         return None
 
-    def replay(self, num_rows: int) -> Tensor:
-        self._replay()
-        return self._result[:num_rows].clone()
-
-    def replay_chain(self, num_rows: int, count: int) -> ChainResults:
-        chain = self._inputs.chain
-        if chain is None:
-            raise AssertionError("the graph is not a chain's")
+    def replay(self, num_rows: int, count: int = 1) -> Tensor:
+        """-> hidden states or anchors of each forward of a chain, or of one forward, `[K, R, L, H]`."""
         for _ in range(count):
             self._replay()
-        hidden = self._result[None] if chain.hidden is None else chain.hidden[:count]
-        return ChainResults(chain.values[:count], hidden[:, :num_rows].clone(), self._inputs.tokens[:num_rows])
+        chain = self._inputs.chain
+        hidden = self._result[None] if chain is None or chain.hidden is None else chain.hidden[:count]
+        return hidden[:, :num_rows].clone()
+
+    def replay_chain(self, num_rows: int, count: int) -> ChainResults:
+        if self._inputs.chain is None:
+            raise AssertionError("the graph is not a chain's")
+        hidden = self.replay(num_rows, count)
+        return ChainResults(self._inputs.chain.values[:count], hidden, self._inputs.tokens[:num_rows])

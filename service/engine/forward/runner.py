@@ -29,6 +29,7 @@ from service.engine.forward.pending import Pending, done
 from service.engine.forward.row_states import has_states, known_rows
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampler import Sampler
+from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.forward.warm_up import WarmUpRows
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
@@ -210,7 +211,9 @@ class ModelRunner:
         if drafts is not None and not drafts.covers(rows):
             return None
         tables = PackedTables(self.device)
-        planned = self.model.plan_chain(self._partition.rows(rows)[0], ChainTables.of(rows, counts, drafts), tables)
+        batch = SamplingBatch.from_rows(rows, length)
+        chain = ChainTables.of(batch.metadata, counts, drafts)
+        planned = self.model.plan_chain(self._partition.rows(rows)[0], chain, tables)
         results = None if planned is None else graphs.run_chain(planned, min(max(counts), MAX_FORWARDS))
         if results is None:
             return None
@@ -224,16 +227,16 @@ class ModelRunner:
         return [
             Pending(
                 [Anchor(output, index) for index in range(len(rows))],
-                partial(_chained, rows, output, copied, number),
+                partial(_chained, batch, output, copied, number),
             )
             for number, output in enumerate(outputs)
         ]
 
 
 def _chained(
-    rows: Sequence[Row], output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
+    batch: SamplingBatch, output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
 ) -> list[Prediction]:
-    return chain_predictions(rows, output, copied()[0][number].numpy())
+    return chain_predictions(batch, output, copied()[0][number].numpy())
 
 
 class OomBackoff:

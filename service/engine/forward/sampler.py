@@ -139,7 +139,7 @@ class PlannedSampling:
             if values:
                 table[self.indices] = next(arrived).numpy()
             logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
-            return _predictions(self._batch, output, table, logprobs)
+            return predictions_of(self._batch, output, table, logprobs)
 
         if states is not None and self.reveal is None:  # on a CPU
             results = predictions()
@@ -148,7 +148,7 @@ class PlannedSampling:
         return Pending([Anchor(output, index) for index in range(len(hidden))], predictions)
 
 
-def _predictions(
+def predictions_of(
     batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32], logprobs: Mapping[int, PositionLogprobs]
 ) -> list[Prediction]:
     """The values `[M, 4]` of the positions -> a Prediction for each row. Rescored positions come last."""

@@ -16,6 +16,7 @@ _NO_TOKEN = tl.constexpr(2147483647)
 #: the numbers of a position in the table `param_table`
 NUM_PARAMS = 6
 #: In the second of them: this bit says whether noise is added. The bits below it count a position's finished programs.
+#: A negative number says that the position is not read.
 NOISY = 1 << 16
 #: and this bit whether the two tokens FIRST and SECOND may not be chosen
 RESTRICTED = 1 << 17
@@ -155,10 +156,12 @@ def sample(
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * V_STRIDE
     param = param_table + index * _PARAMS
+    flags = tl.load(param + 1)
+    if flags < 0:
+        return
     numbers = work + index * (1 + _NUMBERS * PARTS) + 1
     lane = tl.arange(0, PARTS_PAD)
     temperature = tl.load(param).to(tl.float32, bitcast=True)
-    flags = tl.load(param + 1)
     noisy = (flags & _NOISY) != 0
     first = tl.load(param + 2).to(tl.uint32, bitcast=True)
     second = tl.load(param + 3).to(tl.uint32, bitcast=True)

@@ -186,8 +186,8 @@ def reveal_picks(
 def begin_chained(
     states,  # [R, L] int32
     table,  # [R, 14] int32: as of `reveal_chained`
-    param_table,  # [R * L, 6] int32: temperature's bits, noise, two words of its key are computed; the rest is the
-    #               sampler's
+    param_table,  # [R * L, 6] int32: temperature's bits, flags, two words of the noise's key are computed; the rest is
+    #               the sampler's. Of positions that are not masked the flags are -1: they are not sampled
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
@@ -202,7 +202,7 @@ def begin_chained(
     first, second = noise_key(tl.load(param + 4), tl.load(param + 5), tl.load(param + 6) + lane, revealed)
     to = param_table + (row * L + lane) * 6
     tl.store(to, tl.load(param + 2), mask=inside)
-    tl.store(to + 1, tl.load(param + 3), mask=inside)
+    tl.store(to + 1, tl.where(masked, tl.load(param + 3), -1), mask=inside)
     tl.store(to + 2, first.to(tl.int32, bitcast=True), mask=inside)
     tl.store(to + 3, second.to(tl.int32, bitcast=True), mask=inside)
 
@@ -211,7 +211,7 @@ def begin_chained(
 def reveal_chained(
     states,  # [R, L] int32: the picks are revealed here
     drawn,  # [R * L, 4] float32: as of `sampling_kernels.sample`, of all positions
-    table,  # [R, 14] int32: the number of forwards before, the number of those that reveal, temperature's bits, noise,
+    table,  # [R, 14] int32: the number of forwards before, the number of those that reveal, temperature's bits, flags,
     #         two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`
     values,  # [K, R, L, 4] float32: the numbers in `drawn` of a row's masked positions, one after another
     MASK_TOKEN,

@@ -17,7 +17,7 @@ from service.engine.forward.chains import ChainBuffers, ChainTables, SentChain, 
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
 from service.engine.forward.logits_sampler import TritonLogitsSampler, sample
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, tokens_and_positions
-from service.engine.forward.sampling_batch import SamplingBatch
+from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.model.transfer import PackedTables
 
 MASK, EDIT_TOKENS, VOCABULARY, HIDDEN, CANDIDATES, FORWARDS = 3, (5, 6), 90, 24, 11, 4
@@ -57,7 +57,8 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
     counts = [2, *[FORWARDS] * (len(rows) - 1)]
 
     vocabulary, tables = DraftVocabulary.for_rows(rows, length, 0, MASK), PackedTables(device)
-    host = ChainTables.of(rows, counts, vocabulary)
+    whole = SamplingBatch.from_rows(rows, length)
+    host = ChainTables.of(whole.metadata, counts, vocabulary)
     sent_slots = None if host.slots is None else tables.add(host.slots)
     sent = SentChain(tables.add(host.params), sent_slots, host.candidates)
     states = tables.add(tokens_and_positions(rows, MASK)[0])
@@ -76,7 +77,7 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
         hidden = torch.randn(len(rows), length, HIDDEN, device=device)
         chain.reveal(hidden, states.tensor, drawn, MASK)
         assert torch.equal(chain.hidden[number], hidden)
-        got = chain_predictions(rows, ForwardOutput(hidden), chain.values[number].cpu().numpy())
+        got = chain_predictions(whole, ForwardOutput(hidden), chain.values[number].cpu().numpy())
         batch = SamplingBatch.from_rows(rows_then, length)
         at = torch.from_numpy(slots[0, batch.position]).to(device)
         read = hidden.flatten(0, 1)[batch.flat]
@@ -157,7 +158,8 @@ def test_the_device_picks_as_the_policy_of_direct(triton_device: str, data: st.D
         for mode, canvas in zip(modes, canvases, strict=True)
     ]
     tables = PackedTables(device)
-    params = tables.add(ChainTables.of(rows, [mode.mrp_steps for mode in modes], None).params)
+    metadata = SamplingMetadata(rows, length)
+    params = tables.add(ChainTables.of(metadata, [mode.mrp_steps for mode in modes], None).params)
     states = tables.add(tokens_and_positions(rows, MASK)[0])
     tables.send()
     chain = ChainBuffers.like(params.tensor, length)
