@@ -28,7 +28,8 @@ from service.model.transfer import SentTable
 #: Hidden states `[R * L, H]` -> the table of all positions as of `SampleLogits`, `[R * L, 4]`.
 SampleChained = Callable[[Tensor, "ChainBuffers"], Tensor]
 
-#: The most forwards of a chain. The most positions of its rows: with more, a forward takes longer than its launches.
+#: The most forwards of a chain. The most positions of its rows, all of which the output head reads: with more, a forward
+#: takes longer than its launches.
 MAX_FORWARDS, MAX_POSITIONS = 8, 256
 
 

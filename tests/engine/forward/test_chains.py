@@ -1,5 +1,7 @@
 """Chains of forwards on the device against the host's sampler and rules: by Triton's interpreter, or on CUDA."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,11 +15,12 @@ from service.decode.modes import Direct
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, TopConfidence
 from service.engine import SamplingParams
-from service.engine.forward.chains import ChainBuffers, ChainTables, SentChain, chain_predictions
+from service.engine.forward.chains import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
 from service.engine.forward.logits_sampler import TritonLogitsSampler, sample
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
+from service.engine.request import LogprobsRequest
 from service.model.transfer import PackedTables
 
 MASK, EDIT_TOKENS, VOCABULARY, HIDDEN, CANDIDATES, FORWARDS = 3, (5, 6), 90, 24, 11, 4
@@ -38,6 +41,31 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         )
         rows.append(replace(row, anchor=anchor, rule=rule, unsampled=EDIT_TOKENS if number % 2 else ()))
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampling": SamplingParams(0.7, top_k=3)},
+        {"sampling": SamplingParams(0.7, min_p=0.1)},
+        {"rescore": (0,)},
+        {"mask": np.zeros(12, np.uint8)},
+        {"logprobs": LogprobsRequest(1, ())},
+        {"adjustments": (None,)},
+    ],
+)
+def test_a_row_that_needs_more_than_the_kernel_is_in_no_chain(more: dict[str, Any]) -> None:
+    row = Row(Block((4, MASKED)), 0, (), writes_kv=False, sampling=SamplingParams(0.7))
+    stored = replace(row, state=Block((4, 4)), sampling=None)
+    assert can_chain([row, stored], [1, 1])
+    assert not can_chain([row, stored, replace(row, **more)], [1, 1, 1])
+
+
+def test_a_chain_has_256_positions_at_most_and_some_that_are_sampled() -> None:
+    row = Row(Block((4, MASKED)), 0, (), writes_kv=False, sampling=SamplingParams(0.7))
+    assert can_chain([row] * 128, [1] * 128)
+    assert not can_chain([row] * 129, [1] * 129)
+    assert not can_chain([replace(row, sampling=None)], [1])
 
 
 @pytest.mark.parametrize(("length", "drafts"), [(1, True), (3, False), (8, True), (8, False), (16, True)])

@@ -99,6 +99,18 @@ def test_numbers_do_not_depend_on_the_number_of_programs(device: str, temperatur
     assert results[0][0][:, 0].tolist() == wanted[:, 0].tolist()
 
 
+def test_a_position_that_is_not_read_costs_no_program(device: str) -> None:
+    """Its program does not count itself, and the positions beside it have the same numbers."""
+    logits, sampler = torch.randn(3, 90, generator=torch.Generator().manual_seed(5)).to(device), TritonLogitsSampler(0)
+    params = torch.zeros(3, 6, dtype=torch.int32, device=device)
+    params[:, 0], params[:, 4] = torch.ones(1).view(torch.int32).item(), -1
+    every = sampler.sample_all(logits, params.clone())
+    params[1, 1] = -1
+    drawn = sampler.sample_all(logits, params)
+    assert torch.equal(drawn[[0, 2]], every[[0, 2]])
+    assert params[:, 1].tolist() == [1, -1, 1]
+
+
 @triton.jit
 def _write_noise(words, out, limits, COUNT: tl.constexpr):  # noqa: N803 - a constant of Triton
     index = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
