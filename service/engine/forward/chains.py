@@ -28,7 +28,7 @@ from service.model.transfer import SentTable
 #: Hidden states `[R * L, H]` -> the table of all positions as of `SampleLogits`, `[R * L, 4]`.
 SampleChained = Callable[[Tensor, "ChainBuffers"], Tensor]
 
-#: The most forwards of a chain. The most positions of its rows, all of which the output head reads: with more, a forward
+#: The most forwards of a chain. The most positions of its rows, which the output head reads all: with more, a forward
 #: takes longer than its launches.
 MAX_FORWARDS, MAX_POSITIONS = 8, 256
 
