@@ -37,7 +37,7 @@ serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
 
 # What `quality` stands for on the demo at each load, and its picture: after every change of the checkpoint or of a mode. 10 minutes of a core.
 calibrate: $(stamp)  ## measure what the qualities mean on the demo
-	$(bin)/mrp-serve calibrate --threads 1 --count 700 $(ARGS)
+	$(bin)/mrp-serve calibrate --threads 1 $(ARGS)
 	$(bin)/python -m dev.pictures frontier --out docs
 
 # The reference pages, from the code. A test compares them.
