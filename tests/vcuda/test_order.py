@@ -117,6 +117,17 @@ def decoded(engine, device, requests):
     return answers(events), device.counts.later_replays[:end]
 
 
+def assert_launched_before_waits(device, engine, requests, num_waits):
+    """The second time, since forwards without a graph are not among the replays. `num_waits`: at least."""
+    expected = expected_answers(requests)
+    assert answers(events_of(engine, requests)) == expected
+    tokens, later_replays = decoded(engine, device, requests)
+    assert tokens == expected
+    assert len(later_replays) >= num_waits
+    assert min(later_replays) >= 1
+    assert waits(device.counts) == []
+
+
 @pytest.mark.parametrize(
     ("kind", "count"),
     fast_rows(
@@ -125,28 +136,13 @@ def decoded(engine, device, requests):
     ),
 )
 def test_the_next_forward_is_launched_before_each_wait(device, kind, count):
-    """The second time, since forwards without a graph are not among the replays."""
-    requests, engine = requests_of(PACED[kind], count), engine_on_device()
-    expected = expected_answers(requests)
-    assert answers(events_of(engine, requests)) == expected
-    tokens, later_replays = decoded(engine, device, requests)
-    assert tokens == expected
-    assert len(later_replays) >= 6
-    assert min(later_replays) >= 1
-    assert waits(device.counts) == []
+    assert_launched_before_waits(device, engine_on_device(), requests_of(PACED[kind], count), num_waits=6)
 
 
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize("kind", GATED)
 def test_the_next_forward_is_launched_before_each_wait_where_rows_are_free(device, kind, count):
-    requests, engine = requests_of(GATED[kind], count), engine_on_device(SLOW_HOST)
-    expected = expected_answers(requests)
-    assert answers(events_of(engine, requests)) == expected
-    tokens, later_replays = decoded(engine, device, requests)
-    assert tokens == expected
-    assert len(later_replays) >= 4
-    assert min(later_replays) >= 1
-    assert waits(device.counts) == []
+    assert_launched_before_waits(device, engine_on_device(SLOW_HOST), requests_of(GATED[kind], count), num_waits=4)
 
 
 @pytest.mark.parametrize("costs", [SLOW_HOST, DEAR_ROWS])
