@@ -35,7 +35,7 @@ class PositionLogprobs(NamedTuple):
     confidences: tuple[float, ...] = ()  # those of the top tokens, as of `Pick`
 
 
-class Pick(NamedTuple):
+class Pick(Struct, frozen=True, array_like=True, gc=False):
     """A token chosen for a position."""
 
     position: int
@@ -74,7 +74,7 @@ class Block(Struct, frozen=True, gc=False):
         """A copy of this block with the picks' tokens at their positions."""
         tokens = list(self.tokens)
         for pick in picks:
-            tokens[pick[0]] = pick[1]
+            tokens[pick.position] = pick.token
         return Block(tuple(tokens))
 
     def remask(self, positions: Iterable[int]) -> Block:
@@ -87,7 +87,7 @@ class Block(Struct, frozen=True, gc=False):
         return Block(tuple(MASKED if source < 0 else self.tokens[source] for source in sources))
 
 
-class Step(NamedTuple):
+class Step(Struct, frozen=True, array_like=True, gc=False):
     """One decision and its effect on a block. Traces and statistics are made from steps."""
 
     kind: StepKind

@@ -55,7 +55,8 @@ def chain(canvas: Canvas, prediction: Prediction, steps: int, rule: Rule, *, fir
     `prediction`: the prediction of the state before the canvas's. `first`: whether it is a block's first round, whose
     first draft is MRP's. Later rounds begin with the picks of `prediction`.
     """
-    block, drafts = canvas.block, dict[Block, Draft]()
+    block = canvas.block
+    drafts: dict[Block, Draft] = {}
     picks = () if first else canvas.choose(rule, prediction.restricted_to(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
@@ -89,7 +90,8 @@ def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget
 
 def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Drafting:
     """The tree for the rule of one token a step. With a grammar there is another rule, so picks force nothing."""
-    block, drafts, refined = canvas.block, dict[Block, Draft](), min(budget.mrp_steps, budget.states)
+    block, refined = canvas.block, min(budget.mrp_steps, budget.states)
+    drafts: dict[Block, Draft] = {}
     if not worth_drafting(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
     if budget.row > 0.5 and most_likely(prediction.restricted_to(block).confidences, STALE) < budget.row:
@@ -119,7 +121,8 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
     A draft gains one step of plain decoding, of about the length of the step that leads to the draft. The line ends if
     the rule has no picks, if the next state is not worth its cost, or if the answer ends in it.
     """
-    block, likelihood, drafts = canvas.block, 1.0, dict[Block, Draft]()
+    block, likelihood = canvas.block, 1.0
+    drafts: dict[Block, Draft] = {}
 
     def following() -> tuple[Block, float, tuple[Pick, ...]] | None:
         """(next state, its likelihood, the picks that lead to it)."""
@@ -234,7 +237,7 @@ class BestFirstSearch:
         while likelihoods:
             number = max(likelihoods, key=likelihoods.__getitem__)
             _, before, index = self._paths[number]
-            last = (new_tuple(Pick, (*before.picks[index], None, None)),)
+            last = (Pick(*before.picks[index]),)
             node = Node(before.state.reveal(last), likelihoods.pop(number), number, before.prediction)
             if not ends(node.state):
                 node.last, node.picks, node.bits = last, before.picks, before.bits

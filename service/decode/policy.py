@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tuple
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 
 _T = TypeVar("_T")
 
@@ -45,15 +45,12 @@ class Prediction(Struct, frozen=True, gc=False):
 
     def pick(self, index: int) -> Pick:
         logprobs, token_logprobs = self.logprobs, self.token_logprobs
-        return new_tuple(
-            Pick,
-            (
-                self.positions[index],
-                self.tokens[index],
-                self.confidences[index],
-                logprobs[index] if logprobs else None,
-                token_logprobs[index] if token_logprobs else None,
-            ),
+        return Pick(
+            self.positions[index],
+            self.tokens[index],
+            self.confidences[index],
+            logprobs[index] if logprobs else None,
+            token_logprobs[index] if token_logprobs else None,
         )
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:

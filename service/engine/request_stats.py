@@ -50,14 +50,14 @@ class RequestStats:
 
     def add_event(self, event: BlockEvent, steps: Sequence[Step] = ()) -> None:
         """Adds the event of a block with these steps. It gets its statistics, steps and version here."""
-        for kind, revealed, remasked, drafted, accepted, *_ in steps:
-            if drafted:
-                self._proposed += len(drafted)
-                self._accepted += accepted
-            if remasked:
-                self._remasked += len(remasked)
-            if kind == "forced":
-                self._forced += len(revealed)
+        for step in steps:
+            if step.drafted:
+                self._proposed += len(step.drafted)
+                self._accepted += step.accepted
+            if step.remasked:
+                self._remasked += len(step.remasked)
+            if step.kind == "forced":
+                self._forced += len(step.revealed)
         self._forwards.update(self._kinds)
         self._kinds.clear()
         age = self._age()

@@ -258,8 +258,8 @@ class RequestDrafts:
     def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
         """Counts a reading of `rows` states and its steps. `ahead`: whether the next forward has begun."""
         tokens = 0
-        for _, revealed, remasked, *_ in steps:
-            tokens += len(revealed) - len(remasked)
+        for step in steps:
+            tokens += len(step.revealed) - len(step.remasked)
         self.planner.record(rows, tokens, self.pages, ahead=ahead)
 
 
