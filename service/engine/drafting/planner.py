@@ -87,19 +87,6 @@ class DraftPlanner:
         self.work = StepWork(max(1, num_running), tenants or {})
         self._steps += 1
 
-    def record(self, rows: int, tokens: int, pages: int = 0, *, ahead: bool = False) -> None:
-        """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state.
-
-        `ahead`: whether its next forward has begun.
-        """
-        step = self.work
-        step.tokens += tokens
-        if rows:
-            step.requests += 1
-            step.ahead += ahead
-            step.rows += rows
-            step.pages += rows * pages
-
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
         if not step.requests:
@@ -256,11 +243,18 @@ class RequestDrafts:
         return list(gains)
 
     def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
-        """Counts a reading of `rows` states and its steps. `ahead`: whether the next forward has begun."""
-        tokens = 0
+        """Counts a reading of `rows` states (0: MRP read one) and its steps.
+
+        `ahead`: whether its next forward has begun.
+        """
+        work = self.planner.work
         for step in steps:
-            tokens += len(step.revealed) - len(step.remasked)
-        self.planner.record(rows, tokens, self.pages, ahead=ahead)
+            work.tokens += len(step.revealed) - len(step.remasked)
+        if rows:
+            work.requests += 1
+            work.ahead += ahead
+            work.rows += rows
+            work.pages += rows * self.pages
 
 
 class PlannedDrafts(RequestDrafts):

@@ -68,7 +68,9 @@ class WholeBatch:
     def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
         """In order. Fewer positions fit where noise, log-probabilities or adjustments need copies of the logits."""
         size, indices = self._max_positions, np.arange(len(batch))
-        if batch.random.any() or batch.adjusted or batch.with_values(batch.metadata.logprobs):
+        if len(batch) > self._max_random and (
+            batch.random.any() or batch.adjusted or batch.with_values(batch.metadata.logprobs)
+        ):
             size = min(size, self._max_random)
         if len(batch) <= size:
             return [PositionGroup(batch, indices)]

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -238,7 +238,7 @@ class OomBackoff:
         `forward`: begins a forward over rows. Rows stay in order, so a row still reads the KV that rows before it
         wrote. Memory is allocated when a forward begins.
         """
-        forwards = list[Pending[Prediction] | Pending[None]]()
+        forwards: list[Pending[Any]] = []  # of predictions, or of None
         before, start = self.limit, 0
         while start < len(rows):
             chunk = rows[start : start + (self.limit or len(rows))]
@@ -256,6 +256,8 @@ class OomBackoff:
                 self.limit, self._num_full = before, 0
                 forwards.append(done([None]))
                 start += 1
+        if len(forwards) == 1:
+            return forwards[0]
         anchors = [anchor for pending in forwards for anchor in pending.anchors]
         return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
 

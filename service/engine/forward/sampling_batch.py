@@ -49,6 +49,12 @@ class SamplingMetadata:
     def __init__(self, rows: Sequence[Row], length: int, shift: int = 0, *, causal: bool = False) -> None:
         self.rows, self.length, self.shift, self.causal = rows, length, shift, causal
         self._sampling = [row.sampling or _GREEDY for row in rows]
+        #: the few rows whose logits change or are reported, by their indices
+        self._special = [
+            (index, row)
+            for index, row in enumerate(rows)
+            if row.mask is not None or row.logprobs is not None or row.adjustments
+        ]
 
     @cached_property
     def random(self) -> NDArray[np.bool_]:
@@ -113,15 +119,15 @@ class SamplingMetadata:
 
     @cached_property
     def masks(self) -> dict[int, NDArray[np.uint8]]:
-        return {index: row.mask for index, row in enumerate(self.rows) if row.mask is not None}
+        return {index: row.mask for index, row in self._special if row.mask is not None}
 
     @cached_property
     def logprobs(self) -> dict[int, LogprobsRequest]:
-        return {index: row.logprobs for index, row in enumerate(self.rows) if row.logprobs is not None}
+        return {index: row.logprobs for index, row in self._special if row.logprobs is not None}
 
     @cached_property
     def adjustments(self) -> list[LogitAdjustment]:
-        return [adjustment for row in self.rows for adjustment in row.adjustments]
+        return [adjustment for _, row in self._special for adjustment in row.adjustments]
 
     @cached_property
     def first_adjustment(self) -> Integers | None:
@@ -154,7 +160,8 @@ class SamplingBatch:
         """
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
         tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
-        is_chosen, rescored = tokens == MASKED, list[tuple[int, int]]()
+        is_chosen = tokens == MASKED
+        rescored: list[tuple[int, int]] = []
         is_shifted = sub_block is not None or draft_masks is not None
         if is_shifted:
             opens = [rows[index].opens_next for index in sampled]
@@ -166,14 +173,16 @@ class SamplingBatch:
                 is_chosen[i, list(further.rescore)] = True
             else:
                 rescored += [(i, position) for position in further.rescore]
-        row, position = np.nonzero(is_chosen)
+        row, position = is_chosen.nonzero()
         token = np.full(len(row), -1)
         if rescored:
             rescored_row, rescored_position = np.array(rescored).T
             row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
             token = np.concatenate([token, tokens[rescored_row, rescored_position]])
         metadata = SamplingMetadata(rows, length, int(is_shifted), causal=draft_masks is not None)
-        return cls(metadata, np.array(sampled, np.int64)[row], position, token)
+        if len(sampled) < len(rows):
+            row = np.array(sampled, np.int64)[row]
+        return cls(metadata, row, position, token)
 
     def __len__(self) -> int:
         return len(self.row)

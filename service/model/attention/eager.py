@@ -153,11 +153,11 @@ class PrivateBatch:
         cls, units: Sequence[PrefixUnit], own_pages: Sequence[int], cache: PagedCache, width: int | None
     ) -> PrivateBatch:
         """`own_pages`: the page that each row writes; it pads the row's pages."""
-        counts = np.array([unit.base for unit in units]) + 1
-        longest = width or int(counts.max())
-        is_padded = width is not None or counts.min() < longest
-        page_mask = _page_mask(counts, longest, cache) if is_padded and not cache.causal else None
-        mask = _causal_mask(counts, longest, cache) if cache.causal else page_mask
+        counts = [unit.base + 1 for unit in units]
+        longest = width or max(counts)
+        is_padded = width is not None or min(counts) < longest
+        page_mask = _page_mask(np.array(counts), longest, cache) if is_padded and not cache.causal else None
+        mask = _causal_mask(np.array(counts), longest, cache) if cache.causal else page_mask
         pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
         return cls(pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
@@ -186,11 +186,11 @@ class SharedPrefixBatch:
     @classmethod
     def build(cls, units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> SharedPrefixBatch:
         """Either all units have a prefix or none."""
-        counts, pages, mask = np.array([unit.base for unit in units]), None, None
-        if longest := int(counts.max()):  # padding repeats the unit's first page, never another unit's page
+        counts, pages, mask = [unit.base for unit in units], None, None
+        if longest := max(counts):  # padding repeats the unit's first page, never another unit's page
             padded = _padded_pages(units, [unit.pages[0] for unit in units], longest)
             pages = to_device_async(padded, cache.keys.device)
-            mask = _page_mask(counts, longest, cache) if counts.min() < longest else None
+            mask = _page_mask(np.array(counts), longest, cache) if min(counts) < longest else None
         return cls(pages, mask, _own_mask(units, rows, cache), _UnitShape(len(units), cache.heads_per_key))
 
     def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
