@@ -169,13 +169,13 @@ class Canvas:
 
     def record(self, step: Step, after: Block | None = None) -> None:
         """Reveals the picks of a step and records it. `after`: the state that follows, None: it is computed."""
-        if self.grammar is not None and not step.revealed:
-            raise AssertionError("the grammar refuses what its own mask allows")
         self.steps.append(step)
         if self.grammar is None:
             self.block = after or (self.block.move(step.moved) if step.moved else self.block).reveal(step.revealed)
-        else:
+        elif step.revealed:
             self._move(after or self.after(self.block, step.revealed), step.revealed)
+        else:
+            raise AssertionError("the grammar refuses what its own mask allows")
 
     def remask(self, kind: StepKind, positions: Iterable[int]) -> None:
         """Masks positions again and records the step. With a grammar, it also masks all later positions."""

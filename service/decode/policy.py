@@ -63,6 +63,8 @@ class Prediction(Struct, frozen=True, gc=False):
     def of_positions(self, masked: Sequence[int]) -> Prediction:
         """The same values at these masked positions, ascending. Further values are dropped."""
         count = len(masked)
+        if count == len(self.positions):
+            return replace(self, positions=masked)
         return replace(
             self,
             positions=masked,
