@@ -57,7 +57,8 @@ class RunningStep:
     def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
         self._executor, self._planner = executor, planner
         self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
-        self._work, self._mrp_rows = planner.work, list[int]()
+        self._work = planner.work
+        self._mrp_rows: list[int] = []
         self._forwards = [self._begin("backbone", plan)]
         named = [running for running in self._with_mrp if running.pace is not None]
         for chains in (True, False):
@@ -87,7 +88,7 @@ class RunningStep:
             plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
         ends = accumulate(len(rows) for _, rows in plan)
         end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
-        forwards = list[_Forward]()
+        forwards: list[_Forward] = []
         while plan and (chain is None or len(forwards) < len(chain)):
             pending = None
             if chain is not None:  # the requests' last rows go on
@@ -112,7 +113,8 @@ class RunningStep:
         return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
-        kinds, end = list[ForwardKind](), 0
+        kinds: list[ForwardKind] = []
+        end = 0
         results = cast(list[Prediction], forward.pending())  # or None, for a row that had no memory
         for running, rows in forward.plan:
             start, end = end, end + len(rows)

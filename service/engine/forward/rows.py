@@ -36,8 +36,7 @@ class Candidates:
     other_weight: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardOutput:
+class ForwardOutput(Struct, frozen=True, eq=False):
     """A forward's output that stays on the device for MRP. `hidden`: hidden states `[R, L, H]`.
 
     `candidates`: draft candidates. `slots` `[R, L]`: the index of a position's candidates in them, -1 for none.

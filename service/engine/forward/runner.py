@@ -203,9 +203,7 @@ class ModelRunner:
         copied = self._copies.add([results.values])
         self._copies.begin()  # before a later chain overwrites the values
         outputs = [
-            dataclasses.replace(
-                ForwardOutput(hidden) if drafts is None else drafts.output(hidden), states=results.states
-            )
+            replace(ForwardOutput(hidden) if drafts is None else drafts.output(hidden), states=results.states)
             for hidden in results.hidden
         ]
         return [

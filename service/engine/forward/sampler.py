@@ -6,7 +6,6 @@ rows of `lm_head` are multiplied: over a vocabulary of 151,936 the whole head ta
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -130,7 +129,7 @@ class PlannedSampling:
         tables = [join(parts) for parts in (values, self._collector.parts) if parts]
         output = ForwardOutput(hidden) if self._drafts is None else self._drafts.output(hidden)
         if states is not None:
-            output = dataclasses.replace(output, states=states)
+            output = replace(output, states=states)
         if states is not None and self.reveal is not None:
             self.reveal(states, tables[0])
         copied = copies.add(tables)

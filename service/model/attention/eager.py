@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from msgspec import Struct
 from torch import Tensor
 
 from service.model.attention.interface import PagedCache
@@ -107,8 +107,7 @@ class _BatchRows(NamedTuple):
     v: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitShape:
+class _UnitShape(Struct, frozen=True):
     """Splits a batch's rows by unit, all of one size. T is the number of tokens of a unit."""
 
     num_units: int
@@ -136,8 +135,7 @@ class _UnitShape:
         return by_head.permute(0, 3, 1, 2, 4).reshape(rows, length, heads * size)
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateBatch:
+class PrivateBatch(Struct, frozen=True):
     """Units of one row.
 
     `pages` `[R * P]`: the pages that the rows read, their own included. `mask` `[R, 1, 1, P * L]`: None if all read P.
@@ -169,8 +167,7 @@ class PrivateBatch:
         return shape.rows(out, rows.q)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPrefixBatch:
+class SharedPrefixBatch(Struct, frozen=True):
     """Units with equal numbers of rows.
 
     `pages` `[units * P]`: the units' prefixes, None without prefixes. `prefix_mask` `[units, 1, 1, P * L]`: None if all
