@@ -10,9 +10,8 @@ in their order, and it alone makes events, steps and statistics. Where the answe
 ahead is dropped.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from math import isfinite
 from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
@@ -31,7 +30,7 @@ from service.engine.prefix_cache import Lease
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
-from service.errors import MrpServeError, OutputsNotFinite
+from service.errors import MrpServeError
 from service.model.config import ModelConfig
 
 
@@ -439,7 +438,6 @@ class RunningRequest:
         return DraftBudget() if self._num_unread else self.drafts.budget()
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
-        check_finite(predictions)
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
@@ -618,16 +616,3 @@ class RunningRequest:
 def _of_state(prediction: Prediction, state: Block) -> Prediction:
     """The prediction of a row ahead, for the masked positions of its state, which the host did not know."""
     return prediction.of_positions(state.masked[: len(prediction.positions)])
-
-
-def check_finite(predictions: Iterable[Prediction]) -> None:
-    """OutputsNotFinite for a confidence that is NaN. NaN or infinity among a position's logits makes it NaN."""
-    total = 0.0
-    for prediction in predictions:
-        total += sum(prediction.confidences)
-        for pick in prediction.rescored:
-            total += pick.confidence
-    if not isfinite(total):
-        raise OutputsNotFinite(
-            "the model's outputs for this request are not finite: weights have NaN, or overflow in their type"
-        )

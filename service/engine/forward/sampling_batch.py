@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from service.decode.block import MASKED
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import Row, state_tokens
 from service.engine.request import SamplingParams
 
 Integers = NDArray[np.int64]
@@ -147,7 +147,9 @@ class SamplingBatch(Struct, frozen=True, eq=False):
         `sub_block`, `draft_masks`: `ModelConfig.sub_block_size` and `ModelConfig.draft_masks`.
         """
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
-        tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
+        tokens = state_tokens(rows)
+        if len(sampled) < len(rows):
+            tokens = tokens[sampled]
         is_chosen = tokens == MASKED
         rescored: list[tuple[int, int]] = []
         is_shifted = sub_block is not None or draft_masks is not None
