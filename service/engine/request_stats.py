@@ -19,7 +19,7 @@ class RequestStats:
     """
 
     __slots__ = (
-        "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_kinds", "_mrp_steps", "_mrp_version",
+        "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_mrp_steps", "_mrp_version",
         "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_submitted", "_version", "cached_tokens",
         "decoded_tokens", "events", "progress",
     )  # fmt: skip
@@ -29,7 +29,7 @@ class RequestStats:
         self.cached_tokens, self._mrp_steps = cached_tokens, mrp_steps
         self.events: list[tuple[BlockEvent, Sequence[Step]]] = []
         self.progress: list[BlockProgress] = []
-        self._forwards, self._kinds = Counter[str](), list[ForwardKind]()  # the second: since the last event
+        self._forwards: Counter[str] = Counter()
         self.decoded_tokens = self._proposed = self._accepted = self._remasked = self._forced = 0
         self._queue_s = 0.0
         self._prefill_s: float | None = None
@@ -41,7 +41,8 @@ class RequestStats:
         self._queue_s = self._age()
 
     def count(self, kinds: tuple[ForwardKind, ...]) -> None:
-        self._kinds += kinds
+        for kind in kinds:
+            self._forwards[kind] += 1
         if "prefill" in kinds:
             self._prefill_s = self._age()
 
@@ -58,8 +59,6 @@ class RequestStats:
                 self._remasked += len(step.remasked)
             if step.kind == "forced":
                 self._forced += len(step.revealed)
-        self._forwards.update(self._kinds)
-        self._kinds.clear()
         age = self._age()
         if self._first_block_s is None:
             self._first_block_s = age
