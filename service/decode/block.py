@@ -7,7 +7,7 @@ the block.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -15,13 +15,6 @@ MASKED = -1
 
 _T = TypeVar("_T")
 
-
-class _NewTuple(Protocol):
-    def __call__(self, kind: type[_T], fields: tuple[Any, ...], /) -> _T: ...
-
-
-#: Makes a named tuple of all its fields in half the time of the class's call. Used where a step makes thousands.
-new_tuple: _NewTuple = tuple.__new__  # type: ignore[assignment]
 
 #: The output that decided: one backbone row, several backbone rows, MRP's. `forced`: the grammar allowed one text only.
 StepKind = Literal["denoise", "verify", "mrp", "forced"]

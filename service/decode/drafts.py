@@ -11,9 +11,10 @@ the time of a tree. The search runs for every request in every step, so a `Block
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import NamedTuple
 
-from service.decode.block import MASKED, Block, Pick, new_tuple
+from msgspec import Struct
+
+from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.policy import Prediction, Query, Refine
 from service.decode.rules import LeftToRight, Rule, TopConfidence
@@ -36,7 +37,7 @@ _ONE = TopConfidence(1)
 _NEXT = LeftToRight(1)
 
 
-class Draft(NamedTuple):
+class Draft(Struct, frozen=True, gc=False):
     """A state to be verified."""
 
     number: int  # its index among the drafts, from 1 on
@@ -111,7 +112,7 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
         if following is None or following.likelihood < budget.row:
             break
         node = following
-        drafts[node.state] = new_tuple(Draft, (number + 1, node.last, node.likelihood))
+        drafts[node.state] = Draft(number + 1, node.last, node.likelihood)
     return drafts
 
 

@@ -199,18 +199,18 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
         revealed += picks
         sizes.append(len(picks))
         block = canvas.after(block, picks)
-        draft = drafts.get(block)
-        if draft is None:
+        next_draft = drafts.get(block)
+        if next_draft is None:
             break
-        index = draft.number
+        index = next_draft.number
         accepted[index] = picks
     drafted = [pick for picks in accepted.values() for pick in picks]
     num_accepted = len(drafted)
     gains: list[tuple[float, int]] = []
-    for number, picks, expected in drafts.values():
-        gains.append((expected, len(accepted.get(number, ()))))
-        if number not in accepted:
-            drafted += picks
+    for draft in drafts.values():
+        gains.append((draft.gain, len(accepted.get(draft.number, ()))))
+        if draft.number not in accepted:
+            drafted += draft.picks
     step = Step("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes))
     canvas.record(step, block)
     return prediction
