@@ -162,7 +162,8 @@ class ModelRunner:
             self._copies.begin()  # no earlier result waits for this forward
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
-        hidden, states = list[Tensor](), list[Tensor]()
+        hidden: list[Tensor] = []
+        states: list[Tensor] = []
         order: list[int] = []
         groups, keep_states = self._partition.rows(rows), has_states(rows)
         on_device = keep_states and self.device.type == "cuda"

@@ -60,7 +60,8 @@ class EagerForward:
     ) -> None:
         self._cache = cache
         self.order: list[int] = []
-        spare, targets = iter(cache.spare), list[int]()
+        spare = iter(cache.spare)
+        targets: list[int] = []
         self._batches: list[PrivateBatch | SharedPrefixBatch] = []
         self._num_rows: list[int] = []
         for units in batches:

@@ -54,10 +54,10 @@ class BatchLimits:
 
 def batches(rows: Sequence[RowKv], limits: BatchLimits) -> list[list[PrefixUnit]]:
     """All rows in units, in batches. In a batch either all units have a prefix or none."""
-    by_size = defaultdict[int, list[PrefixUnit]](list)
+    by_size: defaultdict[int, list[PrefixUnit]] = defaultdict(list)
     for unit in prefix_units(rows, limits.rows):
         by_size[unit.num_rows].append(unit)
-    by_shape = defaultdict[tuple[int, bool], list[PrefixUnit]](list)
+    by_shape: defaultdict[tuple[int, bool], list[PrefixUnit]] = defaultdict(list)
     for size, same_size in by_size.items():
         units = same_size
         if size > 1 and _saved_pages(rows, same_size) <= limits.padding:  # not worth a call of their own
