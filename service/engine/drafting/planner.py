@@ -47,6 +47,7 @@ class DraftPlanner:
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self._ahead = 0.0  # and the share of requests whose next forward begins ahead
         self.work, self._steps = StepWork(), 0
+        self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests, until a step ends
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
@@ -93,6 +94,7 @@ class DraftPlanner:
             return
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
+        self._free_rows.clear()
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
         self._ahead += _FRESH * (step.ahead / step.requests - self._ahead)
         if isinstance(self._costs, StepCosts) and self._costs.mrp:
@@ -142,8 +144,10 @@ class DraftPlanner:
         if not isinstance(self._costs, StepCosts):
             return False
         count, backbone = self.work.num_running, self._costs.backbone
-        blocks = min(1.0, self._tokens / self._block_size)
-        return backbone.filled(2 * count) - self._turn(count) < backbone.filled(round(count * (1 + blocks)))
+        if count not in self._free_rows:
+            filled = round(count * (1 + min(1.0, self._tokens / self._block_size)))
+            self._free_rows[count] = backbone.filled(2 * count) - self._turn(count) < backbone.filled(filled)
+        return self._free_rows[count]
 
     def _turn(self, num_running: int) -> float:
         """The time that plain forwards of the running requests save when they begin ahead."""
