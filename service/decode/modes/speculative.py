@@ -211,7 +211,14 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
         gains.append((draft.gain, len(accepted.get(draft.number, ()))))
         if draft.number not in accepted:
             drafted += draft.picks
-    step = Step("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes))
+    step = Step(
+        "verify",
+        tuple(revealed),
+        drafted=tuple(drafted),
+        accepted=num_accepted,
+        gains=tuple(gains),
+        sizes=tuple(sizes),
+    )
     canvas.record(step, block)
     return prediction
 
