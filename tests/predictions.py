@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from math import log
 from typing import Any
 
+from msgspec.structs import astuple
+
 from service.decode.block import Pick, PositionLogprobs
 from service.decode.policy import Prediction
 
@@ -12,7 +14,9 @@ def prediction_of(
     picks: Iterable[Pick], rescored: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
 ) -> Prediction:
     """A prediction with these picks for the masked positions, ascending, and their entropies."""
-    positions, tokens, confidences, logprobs, token_logprobs = tuple(zip(*picks, strict=True)) or ((),) * 5
+    positions, tokens, confidences, logprobs, token_logprobs = (
+        tuple(zip(*map(astuple, picks), strict=True)) or ((),) * 5
+    )
     logprob_column = () if None in token_logprobs else token_logprobs
     return Prediction(positions, tokens, confidences, rescored, handle, entropies, logprobs, logprob_column)
 

@@ -114,9 +114,10 @@ class _Film:
 
     def _write(self, index: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
         block = self._blocks[index]
-        for rank, (position, token, *_) in enumerate(picks):
+        for rank, pick in enumerate(picks):
+            position = pick.position
             if index * len(block) + position >= self._end:
                 continue
             source: Source = proposed[0] if rank < proposed[1] else "backbone"
             when = block[position].when if state == "draft" else (*block[position].when, self._forwards)
-            block[position] = Cell(state, self._text_of(token), source, when)
+            block[position] = Cell(state, self._text_of(pick.token), source, when)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from service.decode.block import MASKED, Block, Pick, Step, StepKind, new_tuple
+from msgspec.structs import replace
+
+from service.decode.block import MASKED, Block, Pick, Step, StepKind
 
 if TYPE_CHECKING:
     from service.decode.drafts import Draft
@@ -163,17 +165,17 @@ class Canvas:
         self._move(self.after(self.block, ()), ())
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
-        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, (), (), ())))
+        self.record(Step(kind, tuple(picks)))
 
     def record(self, step: Step, after: Block | None = None) -> None:
         """Reveals the picks of a step and records it. `after`: the state that follows, None: it is computed."""
-        if self.grammar is not None and not step.revealed:
-            raise AssertionError("the grammar refuses what its own mask allows")
         self.steps.append(step)
         if self.grammar is None:
             self.block = after or (self.block.move(step.moved) if step.moved else self.block).reveal(step.revealed)
-        else:
+        elif step.revealed:
             self._move(after or self.after(self.block, step.revealed), step.revealed)
+        else:
+            raise AssertionError("the grammar refuses what its own mask allows")
 
     def remask(self, kind: StepKind, positions: Iterable[int]) -> None:
         """Masks positions again and records the step. With a grammar, it also masks all later positions."""
@@ -197,7 +199,7 @@ class Canvas:
                 position for position, token in enumerate(tokens) if token != MASKED and position not in targets
             }
             remasked = sorted(left_out.union(remasked))
-            revealed = tuple(p._replace(position=targets[p.position]) for p in revealed if p.position in targets)
+            revealed = tuple(replace(p, position=targets[p.position]) for p in revealed if p.position in targets)
         self.record(Step(kind, revealed, tuple(remasked), moved=moved))
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:

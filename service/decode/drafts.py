@@ -11,9 +11,10 @@ the time of a tree. The search runs for every request in every step, so a `Block
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import NamedTuple
 
-from service.decode.block import MASKED, Block, Pick, new_tuple
+from msgspec import Struct
+
+from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.policy import Prediction, Query, Refine
 from service.decode.rules import LeftToRight, Rule, TopConfidence
@@ -36,7 +37,7 @@ _ONE = TopConfidence(1)
 _NEXT = LeftToRight(1)
 
 
-class Draft(NamedTuple):
+class Draft(Struct, frozen=True, gc=False):
     """A state to be verified."""
 
     number: int  # its index among the drafts, from 1 on
@@ -55,7 +56,8 @@ def chain(canvas: Canvas, prediction: Prediction, steps: int, rule: Rule, *, fir
     `prediction`: the prediction of the state before the canvas's. `first`: whether it is a block's first round, whose
     first draft is MRP's. Later rounds begin with the picks of `prediction`.
     """
-    block, drafts = canvas.block, dict[Block, Draft]()
+    block = canvas.block
+    drafts: dict[Block, Draft] = {}
     picks = () if first else canvas.choose(rule, prediction.restricted_to(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
@@ -89,7 +91,8 @@ def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget
 
 def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Drafting:
     """The tree for the rule of one token a step. With a grammar there is another rule, so picks force nothing."""
-    block, drafts, refined = canvas.block, dict[Block, Draft](), min(budget.mrp_steps, budget.states)
+    block, refined = canvas.block, min(budget.mrp_steps, budget.states)
+    drafts: dict[Block, Draft] = {}
     if not worth_drafting(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
     if budget.row > 0.5 and most_likely(prediction.restricted_to(block).confidences, STALE) < budget.row:
@@ -109,7 +112,7 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
         if following is None or following.likelihood < budget.row:
             break
         node = following
-        drafts[node.state] = new_tuple(Draft, (number + 1, node.last, node.likelihood))
+        drafts[node.state] = Draft(number + 1, node.last, node.likelihood)
     return drafts
 
 
@@ -119,7 +122,8 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
     A draft gains one step of plain decoding, of about the length of the step that leads to the draft. The line ends if
     the rule has no picks, if the next state is not worth its cost, or if the answer ends in it.
     """
-    block, likelihood, drafts = canvas.block, 1.0, dict[Block, Draft]()
+    block, likelihood = canvas.block, 1.0
+    drafts: dict[Block, Draft] = {}
 
     def following() -> tuple[Block, float, tuple[Pick, ...]] | None:
         """(next state, its likelihood, the picks that lead to it)."""
@@ -234,7 +238,7 @@ class BestFirstSearch:
         while likelihoods:
             number = max(likelihoods, key=likelihoods.__getitem__)
             _, before, index = self._paths[number]
-            last = (new_tuple(Pick, (*before.picks[index], None, None)),)
+            last = (Pick(*before.picks[index]),)
             node = Node(before.state.reveal(last), likelihoods.pop(number), number, before.prediction)
             if not ends(node.state):
                 node.last, node.picks, node.bits = last, before.picks, before.bits

@@ -9,6 +9,9 @@ mask token. `modes/edit.py` calls this.
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from itertools import count
+from operator import attrgetter
+
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas, EditTokens
@@ -41,7 +44,7 @@ def decode_with_insertions(
         revealed = masked.picks if last else _revealed(masked, original, threshold)
         if not max_steps and original.issubset(pick.position for pick in revealed):
             last, revealed = True, masked.picks
-        picks = sorted((*revealed, *_replaced(prediction, block, edit_threshold)))
+        picks = sorted((*revealed, *_replaced(prediction, block, edit_threshold)), key=attrgetter("position"))
         if last:
             picks = [_other(pick, tokens) if pick.token in tokens else pick for pick in picks]
         else:
@@ -101,7 +104,7 @@ def _other(pick: Pick, excluded: Collection[int]) -> Pick:
         return pick
     for (token, logprob), confidence in zip(pick.logprobs.top, pick.logprobs.confidences, strict=True):
         if token not in excluded:
-            return pick._replace(token=token, confidence=confidence, logprob=logprob)
+            return replace(pick, token=token, confidence=confidence, logprob=logprob)
     return pick
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tuple
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 
 _T = TypeVar("_T")
 
@@ -45,15 +45,12 @@ class Prediction(Struct, frozen=True, gc=False):
 
     def pick(self, index: int) -> Pick:
         logprobs, token_logprobs = self.logprobs, self.token_logprobs
-        return new_tuple(
-            Pick,
-            (
-                self.positions[index],
-                self.tokens[index],
-                self.confidences[index],
-                logprobs[index] if logprobs else None,
-                token_logprobs[index] if token_logprobs else None,
-            ),
+        return Pick(
+            self.positions[index],
+            self.tokens[index],
+            self.confidences[index],
+            logprobs[index] if logprobs else None,
+            token_logprobs[index] if token_logprobs else None,
         )
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
@@ -66,6 +63,8 @@ class Prediction(Struct, frozen=True, gc=False):
     def of_positions(self, masked: Sequence[int]) -> Prediction:
         """The same values at these masked positions, ascending. Further values are dropped."""
         count = len(masked)
+        if count == len(self.positions):
+            return replace(self, positions=masked)
         return replace(
             self,
             positions=masked,

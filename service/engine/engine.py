@@ -236,7 +236,8 @@ class Engine:
         start, model = self._clock(), self._runner.model
         events = self.expire()
         self.start_queued()
-        num_rows, forwards = self._begin_steps(), Counter[ForwardKind]()
+        num_rows = self._begin_steps()
+        forwards: Counter[ForwardKind] = Counter()
         if self._steps:
             self._steps.popleft().finish(forwards)
         self._scheduler.publish()
@@ -284,7 +285,8 @@ class Engine:
 
     def expire(self) -> list[BlockEvent]:
         now = self._clock()
-        self.progress, events = [], list[BlockEvent]()
+        self.progress = []
+        events: list[BlockEvent] = []
         for waiting in [waiting for waiting in self._scheduler.waiting if _is_late(waiting, now)]:
             self._scheduler.waiting.remove(waiting)
             age = now - waiting.submitted
@@ -297,7 +299,7 @@ class Engine:
         return events + self._collect(late)
 
     def _collect(self, requests: list[RunningRequest]) -> list[BlockEvent]:
-        events = list[BlockEvent]()
+        events: list[BlockEvent] = []
         for running in requests:
             stats = running.stats
             if stats.progress:

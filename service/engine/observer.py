@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from service.decode.block import Step
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
@@ -28,8 +29,7 @@ class EngineState(Data, frozen=True):
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Struct, frozen=True):
     """One engine step."""
 
     seconds: float

@@ -19,7 +19,7 @@ class RequestStats:
     """
 
     __slots__ = (
-        "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_kinds", "_mrp_steps", "_mrp_version",
+        "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_mrp_steps", "_mrp_version",
         "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_submitted", "_version", "cached_tokens",
         "decoded_tokens", "events", "progress",
     )  # fmt: skip
@@ -29,7 +29,7 @@ class RequestStats:
         self.cached_tokens, self._mrp_steps = cached_tokens, mrp_steps
         self.events: list[tuple[BlockEvent, Sequence[Step]]] = []
         self.progress: list[BlockProgress] = []
-        self._forwards, self._kinds = Counter[str](), list[ForwardKind]()  # the second: since the last event
+        self._forwards: Counter[str] = Counter()
         self.decoded_tokens = self._proposed = self._accepted = self._remasked = self._forced = 0
         self._queue_s = 0.0
         self._prefill_s: float | None = None
@@ -41,7 +41,8 @@ class RequestStats:
         self._queue_s = self._age()
 
     def count(self, kinds: tuple[ForwardKind, ...]) -> None:
-        self._kinds += kinds
+        for kind in kinds:
+            self._forwards[kind] += 1
         if "prefill" in kinds:
             self._prefill_s = self._age()
 
@@ -50,16 +51,14 @@ class RequestStats:
 
     def add_event(self, event: BlockEvent, steps: Sequence[Step] = ()) -> None:
         """Adds the event of a block with these steps. It gets its statistics, steps and version here."""
-        for kind, revealed, remasked, drafted, accepted, *_ in steps:
-            if drafted:
-                self._proposed += len(drafted)
-                self._accepted += accepted
-            if remasked:
-                self._remasked += len(remasked)
-            if kind == "forced":
-                self._forced += len(revealed)
-        self._forwards.update(self._kinds)
-        self._kinds.clear()
+        for step in steps:
+            if step.drafted:
+                self._proposed += len(step.drafted)
+                self._accepted += step.accepted
+            if step.remasked:
+                self._remasked += len(step.remasked)
+            if step.kind == "forced":
+                self._forced += len(step.revealed)
         age = self._age()
         if self._first_block_s is None:
             self._first_block_s = age

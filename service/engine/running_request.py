@@ -10,9 +10,8 @@ in their order, and it alone makes events, steps and statistics. Where the answe
 ahead is dropped.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from math import isfinite
 from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
@@ -31,7 +30,7 @@ from service.engine.prefix_cache import Lease
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
-from service.errors import MrpServeError, OutputsNotFinite
+from service.errors import MrpServeError
 from service.model.config import ModelConfig
 
 
@@ -60,9 +59,9 @@ class RunningRequest:
     __slots__ = (
         "_adjuster", "_ahead", "_block_size", "_canvas", "_chained", "_chains_drafts", "_decoding", "_draft_masks",
         "_draft_vocabulary", "_edit_tokens", "_follows", "_gate", "_head", "_leading", "_masks", "_matcher",
-        "_needs_entropy", "_num_blocks", "_num_recorded", "_num_unread", "_only_drafts", "_prompt_blocks", "_query",
-        "_rule", "_shifted", "_sub_block", "_uncertain", "_unsampled", "blocks", "chains", "drafts", "finish_reason",
-        "lease", "pace", "request", "stats", "submitted",
+        "_num_blocks", "_num_recorded", "_num_unread", "_only_drafts", "_prompt_blocks", "_query", "_row", "_rule",
+        "_shifted", "_sub_block", "_uncertain", "blocks", "chains", "drafts", "finish_reason", "lease", "pace",
+        "request", "stats", "submitted",
     )  # fmt: skip
 
     def __init__(
@@ -75,16 +74,14 @@ class RunningRequest:
         self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
         self._rule = request.mode.rule.in_order if model.causal else request.mode.rule
-        self._needs_entropy = self._rule.needs_entropy
         self._edit_tokens: EditTokens | None = None  # those that the policy may get
-        self._unsampled: tuple[int, ...] = model.edit_token_ids or ()
         self._gate = self._rule  # the rule of MRP's rows ahead
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         head = len(request.prompt_token_ids) % block_size
         self._adjuster = LogitAdjuster(request, head) if request.sampling.adjusts_logits else None
         moves = request.mode.moves_tokens and request.grammar is None
         if moves and model.edit_token_ids and not (self._adjuster and self._adjuster.knows_places):
-            self._edit_tokens, self._unsampled = EditTokens(*model.edit_token_ids), ()
+            self._edit_tokens = EditTokens(*model.edit_token_ids)
         self._draft_vocabulary = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
 
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)  # finished blocks
@@ -106,6 +103,17 @@ class RunningRequest:
         self.chains = self._chains_drafts = False  # whether MRP's forwards may be a chain, and whether of drafts
         self._chained: tuple[Row, Anchor] | None = None  # the last one of a chain of drafts that has begun
         self._follows = False  # whether the query is about the state after the picks of the last one that was read
+        self._row = Row(  # of the block's states, without them
+            Block(()),
+            self._prompt_blocks,
+            lease.pages,
+            writes_kv=False,
+            sampling=request.sampling,
+            entropy=self._rule.needs_entropy,
+            drafts=self._draft_vocabulary,
+            logprobs=request.logprobs,
+            unsampled=() if self._edit_tokens else model.edit_token_ids or (),
+        )
         for index in range(lease.num_shared, len(prompt)):
             self.blocks.add(Block(prompt[index]), index)
         self._start_block(request.prompt_token_ids[len(prompt) * block_size :])
@@ -190,7 +198,7 @@ class RunningRequest:
         Blocks to store come first. The evaluation follows if all of it fits. The caller must call
         `receive_predictions`.
         """
-        rows = list[Row]()
+        rows: list[Row] = []  # the call `list[Row]()` takes a third of a microsecond
         if unwritten := self.blocks.unwritten:
             if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
                 return list(islice(unwritten, min(budget, prompt_budget)))
@@ -408,6 +416,7 @@ class RunningRequest:
         self._head = len(head)
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self.drafts.pages = self._index
+        self._row = replace(self._row, index=self._index)
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))),
             budget=self._budget,
@@ -429,7 +438,6 @@ class RunningRequest:
         return DraftBudget() if self._num_unread else self.drafts.budget()
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
-        check_finite(predictions)
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
@@ -513,33 +521,21 @@ class RunningRequest:
         self.stats.add_event(event, self._canvas.steps)
 
     def _rows(self, query: Evaluate) -> list[Row]:
-        index, pages, masks = self._index, self.lease.pages, self._masks
-        request = self.request
-        logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
-        sampling, entropy = request.sampling, self._needs_entropy
-        drafts, adjuster = self._draft_vocabulary, self._adjuster
-        pace, edits = self.pace, bool(query.edit)
-        is_named = pace is not None and len(query.states) == 1 and (pace.mrp_steps > 0 or self._may_go_ahead)
-        rule = self._rule if is_named else None
-        return [
-            Row(
-                state,
-                index,
-                pages,
-                writes_kv=False,
-                sampling=sampling,
-                rescore=query.edit,
-                entropy=entropy,
-                drafts=drafts,
-                mask=masks.get(state) if masks else None,
-                logprobs=logprobs,
-                adjustments=adjuster.adjustments(state, masks.get(state), query.edit) if adjuster else (),
-                rule=rule,
-                edits=edits,
-                unsampled=self._unsampled,
-            )
-            for state in query.states
-        ]
+        row, pace, masks, adjuster = self._row, self.pace, self._masks, self._adjuster
+        if query.top_logprobs:
+            row = replace(row, logprobs=self.request.logprobs_with(query.top_logprobs))
+        if query.edit:
+            row = replace(row, rescore=query.edit, edits=True)
+        if pace is not None and len(query.states) == 1 and (pace.mrp_steps > 0 or self._may_go_ahead):
+            row = replace(row, rule=self._rule)
+        rows = [replace(row, state=state) for state in query.states]
+        return [self._constrained(row) for row in rows] if masks or adjuster else rows
+
+    def _constrained(self, row: Row) -> Row:
+        """The row with its state's token mask and adjustments."""
+        mask, adjuster = self._masks.get(row.state), self._adjuster
+        adjustments = adjuster.adjustments(row.state, mask, row.rescore) if adjuster else ()
+        return replace(row, mask=mask, adjustments=adjustments)
 
     def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
         """The rows to store. The last one also reads the first position of the block that is decoded.
@@ -563,7 +559,7 @@ class RunningRequest:
                 logprobs=read.logprobs,
                 adjustments=read.adjustments,
                 opens_next=True,
-                unsampled=self._unsampled,
+                unsampled=read.unsampled,
             ),
         ]
 
@@ -590,17 +586,15 @@ class RunningRequest:
 
     def _rows_ahead(self, ahead: Ahead) -> list[Row]:
         refines = ahead.num_refined > 0
-        row = Row(
-            unknown_state(self._block_size, ahead.masked),
-            ahead.index,
-            self.lease.pages,
+        row = replace(
+            self._row,
+            state=unknown_state(self._block_size, ahead.masked),
+            index=ahead.index,
             writes_kv=ahead.uncertain and not refines,
-            sampling=self.request.sampling,
             anchor=ahead.after if refines else None,
-            entropy=self._needs_entropy,
+            drafts=False,
             after=ahead.after,
             rule=self._gate if refines else self._rule,
-            unsampled=self._unsampled,
         )
         if not row.writes_kv or ahead.index + 1 == len(self.lease.pages):
             return [row]
@@ -608,38 +602,17 @@ class RunningRequest:
         return [row, replace(row, state=state, index=ahead.index + 1, writes_kv=False, after=None)]
 
     def _refined(self, query: Refine) -> Row:
-        state, mask, adjuster = query.state, self._masks.get(query.state), self._adjuster
-        return Row(
-            state,
-            self._index,
-            self.lease.pages,
-            writes_kv=False,
-            sampling=self.request.sampling,
+        row = replace(
+            self._row,
+            state=query.state,
             rescore=query.rescore,
             anchor=query.after.handle,
-            entropy=self._needs_entropy,
-            drafts=self._draft_vocabulary,
-            mask=mask,
             logprobs=None if self._only_drafts else self.request.logprobs,
-            adjustments=adjuster.adjustments(state, mask, query.rescore) if adjuster else (),
             rule=self._rule if self._chains_drafts else None,
-            unsampled=self._unsampled,
         )
+        return self._constrained(row) if self._masks or self._adjuster else row
 
 
 def _of_state(prediction: Prediction, state: Block) -> Prediction:
     """The prediction of a row ahead, for the masked positions of its state, which the host did not know."""
     return prediction.of_positions(state.masked[: len(prediction.positions)])
-
-
-def check_finite(predictions: Iterable[Prediction]) -> None:
-    """OutputsNotFinite for a confidence that is NaN. NaN or infinity among a position's logits makes it NaN."""
-    total = 0.0
-    for prediction in predictions:
-        total += sum(prediction.confidences)
-        for pick in prediction.rescored:
-            total += pick.confidence
-    if not isfinite(total):
-        raise OutputsNotFinite(
-            "the model's outputs for this request are not finite: weights have NaN, or overflow in their type"
-        )

@@ -187,7 +187,8 @@ class Scheduler:
         self, order: list[RunningRequest], chunks: Mapping[RunningRequest, int], limits: Mapping[str, int]
     ) -> tuple[StepRows, list[RunningRequest]]:
         budget, budgets = self._max_rows, dict(limits)
-        served, left_out = StepRows(), list[RunningRequest]()
+        served: StepRows = []
+        left_out: list[RunningRequest] = []
         for running in order:
             chunk, tenant = chunks.get(running), running.request.sharing.tenant if limits else ""
             row_limit = min(budget, max(0, budgets[tenant])) if limits else budget

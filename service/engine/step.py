@@ -6,10 +6,11 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from itertools import chain as joined
+from math import isfinite
 from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
@@ -20,7 +21,7 @@ from service.engine.forward.runner import ModelRunner, OomBackoff, attempt
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
-from service.errors import DecodingFailed, MrpServeError, OutOfMemory
+from service.errors import DecodingFailed, MrpServeError, OutOfMemory, OutputsNotFinite
 from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class RunningStep:
     def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
         self._executor, self._planner = executor, planner
         self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
-        self._work, self._mrp_rows = planner.work, list[int]()
+        self._work = planner.work
+        self._mrp_rows: list[int] = []
         self._forwards = [self._begin("backbone", plan)]
         named = [running for running in self._with_mrp if running.pace is not None]
         for chains in (True, False):
@@ -88,7 +90,7 @@ class RunningStep:
             plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
         ends = accumulate(len(rows) for _, rows in plan)
         end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
-        forwards = list[_Forward]()
+        forwards: list[_Forward] = []
         while plan and (chain is None or len(forwards) < len(chain)):
             pending = None
             if chain is not None:  # the requests' last rows go on
@@ -113,8 +115,10 @@ class RunningStep:
         return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
-        kinds, end = list[ForwardKind](), 0
+        kinds: list[ForwardKind] = []
+        end = 0
         results = cast(list[Prediction], forward.pending())  # or None, for a row that had no memory
+        is_finite = _are_finite(results)
         for running, rows in forward.plan:
             start, end = end, end + len(rows)
             if running.finish_reason is not None:
@@ -124,6 +128,11 @@ class RunningStep:
                 running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
                 continue
             try:
+                if not is_finite and not _are_finite(predictions):
+                    raise OutputsNotFinite(
+                        "the model's outputs for this request are not finite: "
+                        "weights have NaN, or overflow in their type"
+                    )
                 if forward.network == "mrp":
                     kinds += running.receive_refinement(rows, predictions)
                 else:
@@ -131,6 +140,17 @@ class RunningStep:
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(kinds)
+
+
+def _are_finite(predictions: Iterable[Prediction | None]) -> bool:
+    """Whether all confidences are. NaN or infinity among a position's logits makes its confidence NaN."""
+    total = 0.0
+    for prediction in predictions:
+        if prediction is not None:
+            total += sum(prediction.confidences)
+            for pick in prediction.rescored:
+                total += pick.confidence
+    return isfinite(total)
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

@@ -55,8 +55,11 @@ class StoredBlocks:
 
     def begin(self, rows: Sequence[Row], anchors: Sequence[Anchor | None]) -> int:
         """A forward over rows has begun. Returns the number of its first rows that store a block."""
-        self.has_failed |= None in anchors
+        if None in anchors:
+            self.has_failed = True
         is_mrp, stored = rows[0].anchor is not None, 0
+        if not is_mrp and not rows[0].writes_kv:  # the usual case
+            return 0
         for row, anchor in zip(rows, anchors, strict=True):
             in_turn = row.sampling is None if is_mrp else self.unwritten and row.index == self.unwritten[0].index
             if not row.writes_kv or not in_turn:  # a row whose block may be complete, if any, is the next one

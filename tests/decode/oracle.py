@@ -38,7 +38,7 @@ class Run:
     @property
     def revealed(self) -> list[list[tuple[int, int]]]:
         """(position, token) pairs of each step that revealed something."""
-        return [[pick[:2] for pick in step.revealed] for step in self.canvas.steps if step.revealed]
+        return [[(pick.position, pick.token) for pick in step.revealed] for step in self.canvas.steps if step.revealed]
 
 
 def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:

@@ -50,8 +50,11 @@ def test_one_forward_reveals_and_replaces_and_the_last_one_confirms() -> None:
     assert done.tokens == (4, 2, 3)
     assert [query.edit for query in done.evaluations] == [(), (0,), (0, 1, 2)]
     first, second, last = done.canvas.steps
-    assert (first.remasked, [pick[:2] for pick in first.revealed]) == ((), [(0, 1)])
-    assert (second.remasked, [pick[:2] for pick in second.revealed]) == ((0,), [(1, 2), (2, 3), (0, 4)])
+    assert (first.remasked, [(pick.position, pick.token) for pick in first.revealed]) == ((), [(0, 1)])
+    assert (second.remasked, [(pick.position, pick.token) for pick in second.revealed]) == (
+        (0,),
+        [(1, 2), (2, 3), (0, 4)],
+    )
     assert (last.remasked, last.revealed) == ((), ())
     steps = StepMap()
     assert [step[:2] for step in steps.add(done.canvas.steps)] == [(4, 2), (2, 2), (3, 2)]

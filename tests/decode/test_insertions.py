@@ -138,7 +138,7 @@ def test_a_deleted_position_leaves_and_a_mask_fills_up() -> None:
     assert [query.edit for query in queries] == [(), (0, 1, 2), (0, 1), (0, 1, 2)]
     _, deletes, fills, confirms = canvas.steps
     assert (deletes.remasked, deletes.moved, deletes.revealed) == ((1,), (0, 2, -1), ())
-    assert (fills.remasked, fills.moved, [pick[:2] for pick in fills.revealed]) == ((), (), [(2, 7)])
+    assert (fills.remasked, fills.moved, [(pick.position, pick.token) for pick in fills.revealed]) == ((), (), [(2, 7)])
     assert confirms == Step("denoise")
     tokens = StepMap().add(canvas.steps)
     assert [token[:2] for token in tokens] == [(4, 1), (6, 1), (7, 2)]
@@ -155,7 +155,7 @@ def test_a_split_position_gets_a_mask_and_the_tail_is_cut() -> None:
     assert canvas.block.tokens == (8, 3, 7, 5)
     splits = canvas.steps[1]
     assert (splits.remasked, splits.moved) == ((1, 3), (0, 1, -1, 2))
-    assert [pick[:2] for pick in splits.revealed] == [(1, 3)]
+    assert [(pick.position, pick.token) for pick in splits.revealed] == [(1, 3)]
     assert sum(len(step.revealed) - len(step.remasked) for step in canvas.steps) == 3
 
 
@@ -182,7 +182,7 @@ def test_new_masks_wait_for_an_original_one() -> None:
         [(1, 0.1), (7, 0.3), (2, 0.1), (2, 0.1)],
     )
     canvas, _ = run(masked_block(4), Edit(0.5, 0.5), model)
-    assert [[pick[:2] for pick in step.revealed] for step in canvas.steps] == [
+    assert [[(pick.position, pick.token) for pick in step.revealed] for step in canvas.steps] == [
         [(0, 4), (1, 5)], [(1, 7)], [(0, 1), (2, 2), (3, 2)], []
     ]  # fmt: skip
     assert canvas.block.tokens == (1, 7, 2, 2)
@@ -197,7 +197,8 @@ def test_the_last_forward_neither_inserts_nor_deletes() -> None:
         canvas, queries = run(masked_block(2), Edit(0.5, 0.0, budget), model)
         assert canvas.block.tokens == ((3, 2) if budget else (1, 2))
         assert [query.top_logprobs for query in queries] == ([0, 3] if budget else [3])
-    assert canvas.steps[-1].revealed[0][:3] == (0, 1, 0.9)
+    first = canvas.steps[-1].revealed[0]
+    assert (first.position, first.token, first.confidence) == (0, 1, 0.9)
 
 
 def test_a_state_that_comes_again_gets_a_token_that_was_not_tried() -> None:

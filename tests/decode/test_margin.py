@@ -66,13 +66,13 @@ class TestPlaces:
         self, position: int, token: int, margin: float, accepted: bool
     ) -> None:
         (pick,) = near(list(self.READING), (Pick(position, token, 0.9),), margin, TopConfidence(1))
-        assert pick[:2] == ((position, token) if accepted else (0, 10))
+        assert (pick.position, pick.token) == ((position, token) if accepted else (0, 10))
 
     def test_of_several_picks_the_least_sure_counts(self) -> None:
         prediction = list(self.READING)
         drafted = (Pick(0, 10, 0.9), Pick(2, 13, 0.9))
-        assert [pick[0] for pick in near(prediction, drafted, 0.28, TopConfidence(2))] == [0, 2]
-        assert [pick[0] for pick in near(prediction, drafted, 0.29, TopConfidence(2))] == [0, 1]
+        assert [pick.position for pick in near(prediction, drafted, 0.28, TopConfidence(2))] == [0, 2]
+        assert [pick.position for pick in near(prediction, drafted, 0.29, TopConfidence(2))] == [0, 1]
 
     def test_a_revealed_position_is_no_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
@@ -93,7 +93,8 @@ class TestPlaces:
         ):
             named = {block.reveal(draft): Draft(number, draft) for number, draft in enumerate(drafts, 1)}
             choose = accept_within_margin(Canvas(block), TopConfidence(1), named, 0.5)
-            assert choose(prediction, block)[0][:2] == position
+            first = choose(prediction, block)[0]
+            assert (first.position, first.token) == position
 
 
 class EvenTokens:
@@ -131,7 +132,8 @@ def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     choose = accept_within_margin(
         Canvas(block, grammar=BlockGrammar(EvenTokens(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
     )
-    assert choose(prediction, block)[0][:2] == (0, 4)
+    first = choose(prediction, block)[0]
+    assert (first.position, first.token) == (0, 4)
 
 
 # --- whole blocks ----------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def test_one_token_at_a_time_the_strictest_margin_is_lossless_for_any_model(
 
 
 def picks_of(done: object) -> list[tuple[int, int, float]]:
-    return [pick[:3] for pick in picks(done)]  # type: ignore[arg-type]
+    return [(pick.position, pick.token, pick.confidence) for pick in picks(done)]  # type: ignore[arg-type]
 
 
 @settings(max_examples=150)
@@ -196,7 +198,7 @@ def test_with_any_margin_only_the_two_likeliest_tokens_of_the_backbone_are_revea
     assert len(done.evaluations) <= len(block.masked)
     for query, step in zip(done.evaluations, done.canvas.steps, strict=True):
         read = [truth(state) for state in query.states]
-        for position, token, *_ in step.revealed:
+        for position, token in [(pick.position, pick.token) for pick in step.revealed]:
             masked = [
                 row[position] for row, state in zip(read, query.states, strict=True) if state.tokens[position] == M
             ]

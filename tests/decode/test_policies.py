@@ -148,7 +148,7 @@ class TestRemask:
     def test_a_doubtful_fresh_reveal_is_masked_again(self) -> None:
         doubts = {**FOUR, 2: (0, 0.2)}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
-        assert [pick[:2] for pick in done.canvas.steps[0].revealed] == [(1, 11), (2, 12), (3, 13)]
+        assert [(pick.position, pick.token) for pick in done.canvas.steps[0].revealed] == [(1, 11), (2, 12), (3, 13)]
         assert done.canvas.steps[1].remasked == (2,)
         assert done.refinements[0].rescore == (1, 2, 3)
         assert done.refinements[0].state == Block((M, 11, 12, 13))

@@ -122,14 +122,14 @@ def test_drafting_survives_any_confidences(
         }
 
     truth, drafter = extreme(read), extreme(drafted)
-    wanted = [pick[:2] for pick in picks(run(block, plain, truth))]
+    wanted = [(pick.position, pick.token) for pick in picks(run(block, plain, truth))]
     knobs = {**asdict(plain), "verify": plain.name}
     for mode, budget in (
         (Speculative(steps, drafts, **knobs), None),
         (Speculative("auto", **knobs), DraftBudget(0.0, drafts, steps)),
         (Speculative("auto", **knobs), DraftBudget(0.4, drafts, steps)),
     ):
-        assert [pick[:2] for pick in picks(run(block, mode, truth, drafter, budget))] == wanted
+        assert [(pick.position, pick.token) for pick in picks(run(block, mode, truth, drafter, budget))] == wanted
 
 
 @settings(max_examples=50)
@@ -170,9 +170,9 @@ def test_every_mode_completes_the_block_and_its_record_adds_up(
         positions = [pick.position for pick in step.revealed]
         assert set(positions) <= set(replayed.masked)
         assert len(set(positions)) == len(positions)
-        assert step.drafted[: step.accepted] == () or [p[:2] for p in step.revealed[: step.accepted]] == [
-            p[:2] for p in step.drafted[: step.accepted]
-        ]
+        assert step.drafted[: step.accepted] == () or [
+            (p.position, p.token) for p in step.revealed[: step.accepted]
+        ] == [(p.position, p.token) for p in step.drafted[: step.accepted]]
         replayed = replayed.reveal(step.revealed).remask(step.remasked)
     assert replayed == done.canvas.block
 

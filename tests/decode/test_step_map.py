@@ -101,6 +101,6 @@ def test_a_forced_token_is_of_the_step_before_it() -> None:
 def test_log_probabilities_are_not_rounded() -> None:
     sure = Pick(0, 7, 1 - 2**-24)
     assert logprob_of(sure) == pytest.approx(-(2**-24), rel=1e-6)
-    assert logprob_of(sure._replace(logprobs=PositionLogprobs(((6, -1.0), (7, -1e-9))))) == -1e-9
+    assert logprob_of(replace(sure, logprobs=PositionLogprobs(((6, -1.0), (7, -1e-9))))) == -1e-9
     assert logprob_of(Pick(0, 7, 0.0)) == logprob_of(Pick(0, 7, math.nan)) == -9999.0
     assert logprob_of(Pick(0, 7, 1.0000001)) == 0.0

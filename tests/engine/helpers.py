@@ -159,7 +159,9 @@ class CheckingRunner(RunnerWrapper):
         if state != row.state:  # it is the leftmost of the masks that are read
             read = [position for position in read if position <= (self.config.draft_masks or 0)]
         assert list(reading.positions) == read
-        assert [pick[:2] for pick in reading.rescored] == [pick[:2] for pick in wanted.rescored]
+        assert [(pick.position, pick.token) for pick in reading.rescored] == [
+            (pick.position, pick.token) for pick in wanted.rescored
+        ]
         expected_picks = (*(picks[position] for position in read), *wanted.rescored)
         for got, expected in zip(reading.picks + reading.rescored, expected_picks, strict=True):
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
@@ -60,7 +61,7 @@ class Device(RunnerWrapper):
             self.num_unread -= 1
             return pending()
 
-        return replace(pending, results=read)
+        return structs.replace(pending, results=read)
 
 
 def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, ...], str | None]]:

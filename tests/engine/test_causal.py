@@ -173,7 +173,7 @@ def test_log_probabilities_are_those_of_plain_decoding(checkpoint: Checkpoint) -
         [pick for block in done.blocks for step in block.steps for pick in step.revealed] for done in (plain, drafted)
     ]
     for pick, other in zip(*picks, strict=False):
-        assert pick[:2] == other[:2]
+        assert (pick.position, pick.token) == (other.position, other.token)
         assert pick.logprobs is not None
         assert other.logprobs is not None
         for (token, logprob), (other_token, other_logprob) in zip(pick.logprobs.top, other.logprobs.top, strict=True):

@@ -87,7 +87,7 @@ def assert_as_the_reference(checkpoint: Checkpoint, requests: list[GenerationReq
         revealed = [[pick for step in block.steps for pick in step.revealed] for block in answer.blocks]
         for block, steps in zip(revealed, wanted.steps, strict=False):
             for left, right in zip(block, [pick for step in steps for pick in step.revealed], strict=False):
-                assert left[:2] == right[:2]
+                assert (left.position, left.token) == (right.position, right.token)
                 assert left.confidence == pytest.approx(right.confidence, abs=1e-5)
 
 

@@ -96,7 +96,8 @@ class Direct(DecodingMode, frozen=True):
                 if not (picks := canvas.choose(gate, prediction, canvas.block)):
                     break  # the answer has ended, or MRP is not sure
                 canvas.reveal("mrp", picks)
-                sure *= prod(pick.confidence for pick in picks)
+                if threshold is not None:
+                    sure *= prod([pick.confidence for pick in picks])
 
 
 class Remask(DecodingMode, frozen=True):

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec.structs import force_setattr
 
-from service.decode.block import Block, Pick, Step, new_tuple
+from service.decode.block import Block, Pick, Step
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import Drafting, Drafts, chain, tree, worth_drafting
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
@@ -189,28 +189,37 @@ def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Dr
 
     `predictions`: the predictions of the canvas's block and of the first drafts.
     """
-    block, revealed, sizes = canvas.block, list[Pick](), list[int]()
+    block, index = canvas.block, 0
+    revealed: list[Pick] = []
+    sizes: list[int] = []
     accepted: dict[int, tuple[Pick, ...]] = {}  # the picks that led to each accepted draft
-    index = 0
     while index < len(predictions) and not block.complete:
         prediction = predictions[index]
         picks = choose(prediction, block)
         revealed += picks
         sizes.append(len(picks))
         block = canvas.after(block, picks)
-        draft = drafts.get(block)
-        if draft is None:
+        next_draft = drafts.get(block)
+        if next_draft is None:
             break
-        index = draft.number
+        index = next_draft.number
         accepted[index] = picks
     drafted = [pick for picks in accepted.values() for pick in picks]
-    num_accepted, gains = len(drafted), list[tuple[float, int]]()
-    for number, picks, expected in drafts.values():
-        gains.append((expected, len(accepted.get(number, ()))))
-        if number not in accepted:
-            drafted += picks
-    fields = ("verify", tuple(revealed), (), tuple(drafted), num_accepted, tuple(gains), tuple(sizes), ())
-    canvas.record(new_tuple(Step, fields), block)
+    num_accepted = len(drafted)
+    gains: list[tuple[float, int]] = []
+    for draft in drafts.values():
+        gains.append((draft.gain, len(accepted.get(draft.number, ()))))
+        if draft.number not in accepted:
+            drafted += draft.picks
+    step = Step(
+        "verify",
+        tuple(revealed),
+        drafted=tuple(drafted),
+        accepted=num_accepted,
+        gains=tuple(gains),
+        sizes=tuple(sizes),
+    )
+    canvas.record(step, block)
     return prediction
 
 
@@ -242,8 +251,9 @@ def _accepted(
     """
     lowest, positions = min(pick.confidence for pick in picks), {pick.position for pick in picks}
     accepted = []
-    for position, token, *_ in drafted:
-        if position not in predicted or (pick := _near(predicted[position], token, margin)) is None:
+    for draft in drafted:
+        position = draft.position
+        if position not in predicted or (pick := _near(predicted[position], draft.token, margin)) is None:
             return ()
         if position not in positions and pick.confidence <= margin * lowest:
             return ()

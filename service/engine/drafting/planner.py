@@ -47,6 +47,7 @@ class DraftPlanner:
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self._ahead = 0.0  # and the share of requests whose next forward begins ahead
         self.work, self._steps = StepWork(), 0
+        self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests, until a step ends
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
@@ -87,25 +88,13 @@ class DraftPlanner:
         self.work = StepWork(max(1, num_running), tenants or {})
         self._steps += 1
 
-    def record(self, rows: int, tokens: int, pages: int = 0, *, ahead: bool = False) -> None:
-        """Counts one request's work: `rows` states read (0: MRP read one), `tokens` revealed, `pages` of each state.
-
-        `ahead`: whether its next forward has begun.
-        """
-        step = self.work
-        step.tokens += tokens
-        if rows:
-            step.requests += 1
-            step.ahead += ahead
-            step.rows += rows
-            step.pages += rows * pages
-
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
         if not step.requests:
             return
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
+        self._free_rows.clear()
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
         self._ahead += _FRESH * (step.ahead / step.requests - self._ahead)
         if isinstance(self._costs, StepCosts) and self._costs.mrp:
@@ -155,8 +144,10 @@ class DraftPlanner:
         if not isinstance(self._costs, StepCosts):
             return False
         count, backbone = self.work.num_running, self._costs.backbone
-        blocks = min(1.0, self._tokens / self._block_size)
-        return backbone.filled(2 * count) - self._turn(count) < backbone.filled(round(count * (1 + blocks)))
+        if count not in self._free_rows:
+            filled = round(count * (1 + min(1.0, self._tokens / self._block_size)))
+            self._free_rows[count] = backbone.filled(2 * count) - self._turn(count) < backbone.filled(filled)
+        return self._free_rows[count]
 
     def _turn(self, num_running: int) -> float:
         """The time that plain forwards of the running requests save when they begin ahead."""
@@ -256,11 +247,18 @@ class RequestDrafts:
         return list(gains)
 
     def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
-        """Counts a reading of `rows` states and its steps. `ahead`: whether the next forward has begun."""
-        tokens = 0
-        for _, revealed, remasked, *_ in steps:
-            tokens += len(revealed) - len(remasked)
-        self.planner.record(rows, tokens, self.pages, ahead=ahead)
+        """Counts a reading of `rows` states (0: MRP read one) and its steps.
+
+        `ahead`: whether its next forward has begun.
+        """
+        work = self.planner.work
+        for step in steps:
+            work.tokens += len(step.revealed) - len(step.remasked)
+        if rows:
+            work.requests += 1
+            work.ahead += ahead
+            work.rows += rows
+            work.pages += rows * self.pages
 
 
 class PlannedDrafts(RequestDrafts):

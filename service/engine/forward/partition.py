@@ -7,12 +7,12 @@ sampler.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -29,8 +29,7 @@ _TOKENS = {"cpu": 16}
 _TOKENS_ELSEWHERE = 128
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
+class RowGroup(Struct, frozen=True):
     """Rows that are computed together.
 
     `indices[i]`: the index of `members[i]` in the step; further members are padding. `width`: the number of pages that
@@ -68,7 +67,9 @@ class WholeBatch:
     def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
         """In order. Fewer positions fit where noise, log-probabilities or adjustments need copies of the logits."""
         size, indices = self._max_positions, np.arange(len(batch))
-        if batch.random.any() or batch.adjusted or batch.with_values(batch.metadata.logprobs):
+        if len(batch) > self._max_random and (
+            batch.random.any() or batch.adjusted or batch.with_values(batch.metadata.logprobs)
+        ):
             size = min(size, self._max_random)
         if len(batch) <= size:
             return [PositionGroup(batch, indices)]

@@ -1,9 +1,11 @@
 """A forward that has begun: what later forwards may already read of it, and its results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Generic, Self, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Anchor
@@ -11,8 +13,7 @@ from service.engine.forward.rows import Anchor
 _T_co = TypeVar("_T_co", bound=Prediction | None, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Pending(Generic[_T_co]):
+class Pending(Struct, Generic[_T_co], frozen=True):
     """A forward that has begun. Called, it waits until the forward is done, and returns a result for every row.
 
     `anchors`: those of its rows, for later forwards; None for a row that had no memory.

@@ -146,8 +146,8 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
     """Reveals the picks of each row's rule in the states `[R, L]`, in place."""
     for state, row, prediction in zip(states, rows, predictions, strict=True):
         if row.rule is not None and prediction.positions:
-            for position, token, *_ in row.rule(prediction):
-                state[position] = token
+            for pick in row.rule(prediction):
+                state[pick.position] = pick.token
 
 
 @lru_cache

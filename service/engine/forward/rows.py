@@ -6,6 +6,7 @@ rows. A row of MRP has an `Anchor`: the earlier row whose hidden states it reads
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +37,7 @@ class Candidates:
     other_weight: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardOutput:
+class ForwardOutput(Struct, frozen=True, eq=False):
     """A forward's output that stays on the device for MRP. `hidden`: hidden states `[R, L, H]`.
 
     `candidates`: draft candidates. `slots` `[R, L]`: the index of a position's candidates in them, -1 for none.
@@ -121,9 +121,16 @@ def apart(row: Row, count: int) -> list[Row]:
     return [replace(row, pages=[*row.pages]) for _ in range(count)]
 
 
+def state_tokens(rows: Sequence[Row]) -> NDArray[np.int64]:
+    """The tokens of the rows' states, `[R, L]`, at least one row, `MASKED` at masked positions."""
+    tokens = chain.from_iterable([row.state.tokens for row in rows])
+    length = len(rows[0].state.tokens)
+    return np.fromiter(tokens, np.int64, len(rows) * length).reshape(-1, length)
+
+
 def tokens_and_positions(rows: Sequence[Row], mask_token_id: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The tokens and the positions of rows, `[R, L]` each."""
-    tokens = np.array([row.state.tokens for row in rows], np.int32)
+    tokens = state_tokens(rows).astype(np.int32)
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
     positions = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)

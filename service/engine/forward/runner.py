@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -175,7 +175,8 @@ class ModelRunner:
         """As `begin`. The sampler follows the forward, over the positions that are read alone."""
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
-        hidden, states = list[Tensor](), list[Tensor]()
+        hidden: list[Tensor] = []
+        states: list[Tensor] = []
         order: list[int] = []
         groups, keep_states = self._partition.rows(rows), has_states(rows)
         on_device = keep_states and self.device.type == "cuda"
@@ -223,7 +224,7 @@ class ModelRunner:
         output = ForwardOutput if drafts is None else drafts.output
         # no forward is after a draft
         states = results.states.clone() if drafts is None and has_states(rows) else None
-        outputs = [dataclasses.replace(output(hidden), states=states) for hidden in results.hidden]
+        outputs = [replace(output(hidden), states=states) for hidden in results.hidden]
         return [
             Pending(
                 [Anchor(output, index) for index in range(len(rows))],
@@ -254,7 +255,7 @@ class OomBackoff:
         `forward`: begins a forward over rows. Rows stay in order, so a row still reads the KV that rows before it
         wrote. Memory is allocated when a forward begins.
         """
-        forwards = list[Pending[Prediction] | Pending[None]]()
+        forwards: list[Pending[Any]] = []  # of predictions, or of None
         before, start = self.limit, 0
         while start < len(rows):
             chunk = rows[start : start + (self.limit or len(rows))]
@@ -272,6 +273,8 @@ class OomBackoff:
                 self.limit, self._num_full = before, 0
                 forwards.append(done([None]))
                 start += 1
+        if len(forwards) == 1:
+            return forwards[0]
         anchors = [anchor for pending in forwards for anchor in pending.anchors]
         return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
 

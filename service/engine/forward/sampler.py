@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -135,9 +136,11 @@ class PlannedSampling:
 
         def predictions() -> list[Prediction]:
             arrived = iter(copied())
-            table = np.empty((len(self._batch), 4), np.float32)
+            table = np.empty((0, 4), np.float32)
             if values:
-                table[self.indices] = next(arrived).numpy()
+                table = next(arrived).numpy()
+            if len(values) > 1:
+                table = table[self.indices.argsort()]
             logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
             return predictions_of(self._batch, output, table, logprobs)
 
@@ -160,24 +163,26 @@ def predictions_of(
     entropies = tuple(values[:, 2].tolist()) if batch.metadata.entropy else ()
     cold = (batch.metadata.temperature < 1).tolist()  # elsewhere a confidence is the token's probability
     token_logprobs = tuple(values[:, 3].tolist()) if any(cold) else ()
-    rescored = _rescored(batch, tokens, confidences, chosen)
-    predictions, start = list[Prediction](), 0
-    for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        masked = positions[start:end]
-        predictions.append(
-            Prediction(
-                masked,
-                tokens[start:end],
-                confidences[start:end],
-                rescored=rescored.get(index, ()),
-                handle=Anchor(output, index),
-                entropies=entropies[start:end] if row.entropy else (),
-                logprobs=[logprobs.get(index * length + position - shift) for position in masked] if logprobs else (),
-                token_logprobs=token_logprobs[start:end] if cold[index] else (),
-            )
+    rescored = _rescored(batch, tokens, confidences, chosen) if chosen < len(batch) else {}
+    spans = [*pairwise((0, *ends))]
+    predictions = [
+        Prediction(positions[start:end], tokens[start:end], confidences[start:end], handle=Anchor(output, index))
+        for index, (start, end) in enumerate(spans)
+    ]
+    if not (rescored or entropies or logprobs or token_logprobs):
+        return predictions
+    return [
+        replace(
+            prediction,
+            rescored=rescored.get(index, ()),
+            entropies=entropies[start:end] if rows[index].entropy else (),
+            logprobs=[logprobs.get(index * length + position - shift) for position in prediction.positions]
+            if logprobs
+            else (),
+            token_logprobs=token_logprobs[start:end] if cold[index] else (),
         )
-        start = end
-    return predictions
+        for index, (prediction, (start, end)) in enumerate(zip(predictions, spans, strict=True))
+    ]
 
 
 def _rescored(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from service.decode.block import MASKED
-from service.engine.forward.rows import LogitAdjustment, Row
-from service.engine.request import LogprobsRequest, SamplingParams
+from service.engine.forward.rows import Row, state_tokens
+from service.engine.request import SamplingParams
 
 Integers = NDArray[np.int64]
 _T = TypeVar("_T")
@@ -49,6 +51,15 @@ class SamplingMetadata:
     def __init__(self, rows: Sequence[Row], length: int, shift: int = 0, *, causal: bool = False) -> None:
         self.rows, self.length, self.shift, self.causal = rows, length, shift, causal
         self._sampling = [row.sampling or _GREEDY for row in rows]
+        self.entropy = any(map(attrgetter("entropy"), rows))
+        special = [
+            (index, row)
+            for index, row in enumerate(rows)
+            if row.mask is not None or row.logprobs is not None or row.adjustments
+        ]
+        self.masks = {index: row.mask for index, row in special if row.mask is not None}
+        self.logprobs = {index: row.logprobs for index, row in special if row.logprobs is not None}
+        self.adjustments = [adjustment for _, row in special for adjustment in row.adjustments]
 
     @cached_property
     def random(self) -> NDArray[np.bool_]:
@@ -100,10 +111,6 @@ class SamplingMetadata:
         return np.array([row.state.num_revealed for row in self.rows], np.int64)
 
     @cached_property
-    def entropy(self) -> bool:
-        return any(row.entropy for row in self.rows)
-
-    @cached_property
     def unsampled(self) -> tuple[int, ...]:
         return max(row.unsampled for row in self.rows)
 
@@ -111,19 +118,7 @@ class SamplingMetadata:
     def restricted(self) -> NDArray[np.bool_]:
         return np.array([bool(row.unsampled) for row in self.rows])
 
-    @cached_property
-    def masks(self) -> dict[int, NDArray[np.uint8]]:
-        return {index: row.mask for index, row in enumerate(self.rows) if row.mask is not None}
-
-    @cached_property
-    def logprobs(self) -> dict[int, LogprobsRequest]:
-        return {index: row.logprobs for index, row in enumerate(self.rows) if row.logprobs is not None}
-
-    @cached_property
-    def adjustments(self) -> list[LogitAdjustment]:
-        return [adjustment for row in self.rows for adjustment in row.adjustments]
-
-    @cached_property
+    @property
     def first_adjustment(self) -> Integers | None:
         if not self.adjustments:
             return None
@@ -131,8 +126,7 @@ class SamplingMetadata:
         return np.where(counts > 0, counts.cumsum() - counts, -1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingBatch:
+class SamplingBatch(Struct, frozen=True, eq=False):
     """Sampled positions, an array `[M]` each.
 
     `row`: the index of the row in the forward. `position`: the position in the block; the block's length is the next
@@ -153,8 +147,11 @@ class SamplingBatch:
         `sub_block`, `draft_masks`: `ModelConfig.sub_block_size` and `ModelConfig.draft_masks`.
         """
         sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
-        tokens = np.array([rows[index].state.tokens for index in sampled], np.int64).reshape(-1, length)
-        is_chosen, rescored = tokens == MASKED, list[tuple[int, int]]()
+        tokens = state_tokens(rows)
+        if len(sampled) < len(rows):
+            tokens = tokens[sampled]
+        is_chosen = tokens == MASKED
+        rescored: list[tuple[int, int]] = []
         is_shifted = sub_block is not None or draft_masks is not None
         if is_shifted:
             opens = [rows[index].opens_next for index in sampled]
@@ -166,14 +163,16 @@ class SamplingBatch:
                 is_chosen[i, list(further.rescore)] = True
             else:
                 rescored += [(i, position) for position in further.rescore]
-        row, position = np.nonzero(is_chosen)
+        row, position = is_chosen.nonzero()
         token = np.full(len(row), -1)
         if rescored:
             rescored_row, rescored_position = np.array(rescored).T
             row, position = np.concatenate([row, rescored_row]), np.concatenate([position, rescored_position])
             token = np.concatenate([token, tokens[rescored_row, rescored_position]])
         metadata = SamplingMetadata(rows, length, int(is_shifted), causal=draft_masks is not None)
-        return cls(metadata, np.array(sampled, np.int64)[row], position, token)
+        if len(sampled) < len(rows):
+            row = np.array(sampled, np.int64)[row]
+        return cls(metadata, row, position, token)
 
     def __len__(self) -> int:
         return len(self.row)

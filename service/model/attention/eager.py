@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from msgspec import Struct
 from torch import Tensor
 
 from service.model.attention.interface import PagedCache
@@ -28,6 +29,9 @@ _MAX_TOKENS = 256
 #: launches).
 _PADDING = {"cpu": 512}
 _PADDING_ELSEWHERE = 1 << 16
+
+#: instead of the page of a row that writes none
+_NO_PAGE = -1
 
 
 class EagerBackend:
@@ -55,21 +59,26 @@ class EagerForward:
         self, cache: PagedCache, rows: Sequence[RowKv], batches: Sequence[Sequence[PrefixUnit]], width: int | None
     ) -> None:
         self._cache = cache
-        self.order = [index for units in batches for unit in units for index in unit.rows]
-        spare, targets = iter(cache.spare), dict[int, int]()
+        self.order: list[int] = []
+        spare = iter(cache.spare)
+        targets: list[int] = []
         self._batches: list[PrivateBatch | SharedPrefixBatch] = []
-        self._num_rows = [sum(unit.num_rows for unit in units) for units in batches]
+        self._num_rows: list[int] = []
         for units in batches:
-            targets |= _pages_to_write(units, rows, spare)
+            is_private = units[0].num_rows == 1
+            order = [unit.first for unit in units] if is_private else [index for unit in units for index in unit.rows]
+            pages = _pages_to_write([rows[index] for index in order], spare if is_private else iter(()))
             self._batches.append(
-                PrivateBatch.build(units, [targets[unit.first] for unit in units], cache, width)
-                if all(unit.num_rows == 1 and unit.first in targets for unit in units)
+                PrivateBatch.build(units, pages, cache, width)
+                if is_private and _NO_PAGE not in pages
                 else SharedPrefixBatch.build(units, rows, cache)
             )
-        written = [slot for slot, index in enumerate(self.order) if index in targets]
-        device = cache.keys.device
+            self.order += order
+            targets += pages
+            self._num_rows.append(len(order))
+        written, device = [slot for slot, page in enumerate(targets) if page != _NO_PAGE], cache.keys.device
         self._written = to_device_async(np.array(written, np.int64), device) if len(written) < len(rows) else None
-        self._targets = to_device_async(np.array([targets[self.order[slot]] for slot in written], np.int64), device)
+        self._targets = to_device_async(np.array([targets[slot] for slot in written], np.int64), device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.layers[layer]
@@ -83,16 +92,9 @@ class EagerForward:
         return torch.cat([batch(keys, values, part) for batch, part in zip(self._batches, parts, strict=True)])
 
 
-def _pages_to_write(units: Iterable[PrefixUnit], rows: Sequence[RowKv], spare: Iterator[int]) -> dict[int, int]:
-    """The page that each row writes: rows of final blocks, and single rows while there are spare pages."""
-    targets = {}
-    for unit in units:
-        for index in unit.rows:
-            row = rows[index]
-            page = row.pages[row.index] if row.writes_kv else next(spare, None) if unit.num_rows == 1 else None
-            if page is not None:
-                targets[index] = page
-    return targets
+def _pages_to_write(rows: Iterable[RowKv], spare: Iterator[int]) -> list[int]:
+    """The page that each row writes: rows of final blocks their own, others a spare one while there are any."""
+    return [row.pages[row.index] if row.writes_kv else next(spare, _NO_PAGE) for row in rows]
 
 
 # --- batches ---------------------------------------------------------------------------------------
@@ -106,8 +108,7 @@ class _BatchRows(NamedTuple):
     v: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitShape:
+class _UnitShape(Struct, frozen=True):
     """Splits a batch's rows by unit, all of one size. T is the number of tokens of a unit."""
 
     num_units: int
@@ -135,8 +136,7 @@ class _UnitShape:
         return by_head.permute(0, 3, 1, 2, 4).reshape(rows, length, heads * size)
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateBatch:
+class PrivateBatch(Struct, frozen=True):
     """Units of one row.
 
     `pages` `[R * P]`: the pages that the rows read, their own included. `mask` `[R, 1, 1, P * L]`: None if all read P.
@@ -152,11 +152,11 @@ class PrivateBatch:
         cls, units: Sequence[PrefixUnit], own_pages: Sequence[int], cache: PagedCache, width: int | None
     ) -> PrivateBatch:
         """`own_pages`: the page that each row writes; it pads the row's pages."""
-        counts = np.array([unit.base for unit in units]) + 1
-        longest = width or int(counts.max())
-        is_padded = width is not None or counts.min() < longest
-        page_mask = _page_mask(counts, longest, cache) if is_padded and not cache.causal else None
-        mask = _causal_mask(counts, longest, cache) if cache.causal else page_mask
+        counts = [unit.base + 1 for unit in units]
+        longest = width or max(counts)
+        is_padded = width is not None or min(counts) < longest
+        page_mask = _page_mask(np.array(counts), longest, cache) if is_padded and not cache.causal else None
+        mask = _causal_mask(np.array(counts), longest, cache) if cache.causal else page_mask
         pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
         return cls(pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
@@ -168,8 +168,7 @@ class PrivateBatch:
         return shape.rows(out, rows.q)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPrefixBatch:
+class SharedPrefixBatch(Struct, frozen=True):
     """Units with equal numbers of rows.
 
     `pages` `[units * P]`: the units' prefixes, None without prefixes. `prefix_mask` `[units, 1, 1, P * L]`: None if all
@@ -185,11 +184,11 @@ class SharedPrefixBatch:
     @classmethod
     def build(cls, units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> SharedPrefixBatch:
         """Either all units have a prefix or none."""
-        counts, pages, mask = np.array([unit.base for unit in units]), None, None
-        if longest := int(counts.max()):  # padding repeats the unit's first page, never another unit's page
+        counts, pages, mask = [unit.base for unit in units], None, None
+        if longest := max(counts):  # padding repeats the unit's first page, never another unit's page
             padded = _padded_pages(units, [unit.pages[0] for unit in units], longest)
             pages = to_device_async(padded, cache.keys.device)
-            mask = _page_mask(counts, longest, cache) if counts.min() < longest else None
+            mask = _page_mask(np.array(counts), longest, cache) if min(counts) < longest else None
         return cls(pages, mask, _own_mask(units, rows, cache), _UnitShape(len(units), cache.heads_per_key))
 
     def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
@@ -205,10 +204,10 @@ class SharedPrefixBatch:
 
 def _padded_pages(units: Sequence[PrefixUnit], padding: Sequence[int], length: int) -> np.ndarray:
     """The pages that each unit reads, padded to `length` with the unit's own padding, `[units * length]`."""
-    pages = np.repeat(np.array(padding, dtype=np.int64)[:, None], length, axis=1)
-    for index, unit in enumerate(units):
-        pages[index, : unit.base] = unit.pages[: unit.base]
-    return pages.reshape(-1)
+    tables = [
+        [*unit.pages[: unit.base], *[page] * (length - unit.base)] for unit, page in zip(units, padding, strict=True)
+    ]
+    return np.fromiter(chain.from_iterable(tables), np.int64, length * len(units))
 
 
 def _own_mask(units: Sequence[PrefixUnit], rows: Sequence[RowKv], cache: PagedCache) -> Tensor | None:

@@ -8,7 +8,10 @@ units are padded to the longest one. Knows numbers only, no tensors.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from typing import Protocol
+
+from msgspec import Struct
 
 
 class RowKv(Protocol):
@@ -28,7 +31,7 @@ class RowKv(Protocol):
     def writes_kv(self) -> bool: ...
 
 
-class PrefixUnit(NamedTuple):
+class PrefixUnit(Struct, frozen=True, gc=False):
     """Rows `first` to `first + num_rows - 1` of a forward. They read the first `base` of `pages`."""
 
     first: int
@@ -51,14 +54,13 @@ class BatchLimits:
 
 def batches(rows: Sequence[RowKv], limits: BatchLimits) -> list[list[PrefixUnit]]:
     """All rows in units, in batches. In a batch either all units have a prefix or none."""
-    by_size = defaultdict[int, list[PrefixUnit]](list)
+    by_size: defaultdict[int, list[PrefixUnit]] = defaultdict(list)
     for unit in prefix_units(rows, limits.rows):
         by_size[unit.num_rows].append(unit)
-    by_shape = defaultdict[tuple[int, bool], list[PrefixUnit]](list)
+    by_shape: defaultdict[tuple[int, bool], list[PrefixUnit]] = defaultdict(list)
     for size, same_size in by_size.items():
         units = same_size
-        saved_pages = sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in same_size)
-        if size > 1 and saved_pages <= limits.padding:  # not worth a call of their own
+        if size > 1 and _saved_pages(rows, same_size) <= limits.padding:  # not worth a call of their own
             units = [_single(rows, index) for unit in same_size for index in unit.rows]
         for unit in units:
             by_shape[unit.num_rows, unit.base > 0].append(unit)
@@ -92,12 +94,19 @@ def _single(rows: Sequence[RowKv], index: int) -> PrefixUnit:
     return PrefixUnit(index, 1, rows[index].index, rows[index].pages)
 
 
+def _saved_pages(rows: Sequence[RowKv], units: Sequence[PrefixUnit]) -> int:
+    return sum(sum(rows[index].index for index in unit.rows) - unit.base for unit in units)
+
+
 def _by_length(units: Sequence[PrefixUnit], limits: BatchLimits) -> list[list[PrefixUnit]]:
     """Batches by descending length. A new one begins where padding to the longest would cost more than a call."""
+    ordered, size = sorted(units, key=attrgetter("base"), reverse=True), units[0].num_rows
+    if (ordered[0].base - ordered[-1].base) * size * len(ordered) <= limits.padding:
+        return [ordered]
     similar: list[list[PrefixUnit]] = []
     padding = 0
-    for unit in sorted(units, key=lambda unit: -unit.base):
-        padding += (similar[-1][0].base - unit.base) * unit.num_rows if similar else 0
+    for unit in ordered:
+        padding += (similar[-1][0].base - unit.base) * size if similar else 0
         if not similar or padding > limits.padding:
             similar.append([])
             padding = 0

@@ -116,12 +116,12 @@ class PageTables:
         """The start of each unit's table, and the concatenated tables."""
         used, starts, tables = {}, [], []
         length = 0
-        for _, _, base, pages in units:
+        for unit in units:
             starts.append(length)
-            if base:
-                entry = used[id(pages)] = self._entry(pages)
-                tables.append(entry[2][:base])
-                length += base
+            if unit.base:
+                entry = used[id(unit.pages)] = self._entry(unit.pages)
+                tables.append(entry[2][: unit.base])
+                length += unit.base
         self._cached = used
         return starts, np.concatenate(tables) if tables else np.zeros(0, np.int32)
 
@@ -146,7 +146,7 @@ def schedule_tiles(
     if padding:
         units.append(PrefixUnit(len(rows), padding, 0, ()))
     starts, pages = tables.concatenated(units)
-    spans = [(first, first + num_rows, base, 0) for first, num_rows, base, _ in units]
+    spans = [(unit.first, unit.first + unit.num_rows, unit.base, 0) for unit in units]
     table = np.array(spans, np.int32).reshape(-1, 4).T * config.block
     table[3] = starts
     items, num_parts = _divided(table, tile, config, width)

@@ -57,7 +57,9 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     (whole,) = runner.begin("backbone", [row])()
     monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
     (listed,) = runner.begin("mrp", [replace(row, anchor=whole.handle)])()
-    assert [pick[:2] for pick in listed.picks] == [pick[:2] for pick in whole.picks]
+    assert [(pick.position, pick.token) for pick in listed.picks] == [
+        (pick.position, pick.token) for pick in whole.picks
+    ]
     wanted = [pick.confidence for pick in whole.picks]
     assert [pick.confidence for pick in listed.picks] == pytest.approx(wanted, rel=1e-4, abs=1e-7)
 
