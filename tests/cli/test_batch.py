@@ -29,6 +29,8 @@ GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
 OPTIONS = ("--model", GOLDEN, "--device", "cpu", "--max-num-seqs", "8")
 BODY = {"mode": "static", "max_new_tokens": 12}
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` in a script ignores it
+
 
 def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
     call = [sys.executable, "-m", "service.cli.main", "batch", "--in", file, "--out", out]
