@@ -69,7 +69,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "request_quality_total",
-        "Answers asked for by quality, and the plan that it stood for at the load of that moment",
+        "Answers to requests with a `quality`, by the plan that ran",
         ("quality", "plan"),
         where="ingress",
     ),

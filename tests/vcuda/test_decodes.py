@@ -149,13 +149,14 @@ def test_drafts_of_a_causal_model_are_its_plain_decoding(device, deterministic):
             (name, scheme)
             for name in (GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME)
             for scheme in QUANT_SCHEMES
-            if (name, scheme) != (FAST_DLLM_NAME, "fp8")  # a last bit moves an activation to the next of its 8 bits
         ],
     ),
 )
 def test_8_bit_matrices_decode_as_on_the_cpu(device, name, scheme):
     """In graphs: with the kernels, experts in 8 bits make no host wait, in float32 either."""
     _, chosen = golden(name, 2)
+    if (name, scheme) == (FAST_DLLM_NAME, "fp8"):
+        del chosen[1:]  # in the second, a last bit moves an activation to the next of its 8 bits
     engine = Engine(on_device(name, quantization=scheme), ALL_ON)
     host = load_checkpoint(GOLDEN / name, LoadOptions(torch.float32, "cpu", quantization=scheme))
     expected = [done.token_ids for done in Engine(host, EngineConfig(kv_cache_tokens=4096)).generate(chosen)]
