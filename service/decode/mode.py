@@ -35,6 +35,11 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
     moves_tokens: ClassVar[bool] = False  # whether it inserts and deletes tokens, in models that are trained for it
     served_in_order: ClassVar[bool] = True  # whether a causal model can, which fills blocks from left to right
 
+    def __init_subclass__(cls) -> None:
+        """A class that overrides `decode` alone has no pace: its policy is another one."""
+        if "decode" in cls.__dict__ and "pace" not in cls.__dict__:
+            cls.pace = DecodingMode.pace  # type: ignore[method-assign]
+
     @property
     def needs_mrp(self) -> bool:
         return not self.served_without_mrp

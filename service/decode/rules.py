@@ -9,16 +9,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from math import inf
 from operator import mul
+from typing import NamedTuple
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
+
+
+#: the order of a rule's picks: by confidence, descending; from left to right; by entropy, ascending; by confidence, as
+#: long as the product of confidences is above a bound
+CONFIDENCE, LEFT, ENTROPY, JOINTLY = 0, 1, 2, 3
+
+
+class DevicePicks(NamedTuple):
+    """The picks of a rule as the device computes them (`_rule_picks` in `engine/forward/state_kernels.py`).
+
+    They are the first ones in the order `by`: `count` at least, more while `entropy_bounded` allows it by `bound`
+    (nats), and all of a confidence > `threshold`. In the order `JOINTLY` the product of confidences is above `bound`.
+    """
+
+    by: int = CONFIDENCE
+    count: int = 1
+    threshold: float = inf
+    bound: float = inf
 
 
 class Rule:
     """The base of all rules."""
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        """A class that overrides `__call__` alone makes other picks than the device would."""
+        if "__call__" in cls.__dict__ and "device_picks" not in cls.__dict__:
+            cls.device_picks = Rule.device_picks  # type: ignore[method-assign]
+
+    @property
+    def device_picks(self) -> DevicePicks | None:
+        """The same picks for the device. None: it cannot compute them, so each forward waits for the last one's."""
+        return None
 
     @property
     def needs_entropy(self) -> bool:
@@ -47,6 +77,10 @@ class TopConfidence(Rule):
     count: int = 1
 
     @property
+    def device_picks(self) -> DevicePicks:
+        return DevicePicks(count=self.count)
+
+    @property
     def num_picks(self) -> int:
         return self.count
 
@@ -63,6 +97,10 @@ class ConfidenceAbove(Rule):
     """`dynamic`: every pick of confidence > `threshold`, at least one (`low_confidence_dynamic` of generate.py)."""
 
     threshold: float
+
+    @property
+    def device_picks(self) -> DevicePicks:
+        return DevicePicks(threshold=self.threshold)
 
     @property
     def in_order(self) -> Rule:
@@ -93,6 +131,10 @@ class JointlyAbove(Rule):
     """
 
     threshold: float
+
+    @property
+    def device_picks(self) -> DevicePicks:
+        return DevicePicks(JOINTLY, count=0, bound=self.threshold)
 
     @property
     def in_order(self) -> Rule:
@@ -128,6 +170,10 @@ class LeftToRight(Rule):
     bound: float = 0.0
 
     @property
+    def device_picks(self) -> DevicePicks:
+        return DevicePicks(LEFT, self.count, bound=self.bound or inf)
+
+    @property
     def needs_entropy(self) -> bool:
         return self.bound > 0
 
@@ -147,6 +193,10 @@ class LowestEntropy(Rule):
     """`entropy`: the picks of lowest entropy within `bound` (nats). Ties go to the lowest position."""
 
     bound: float
+
+    @property
+    def device_picks(self) -> DevicePicks:
+        return DevicePicks(ENTROPY, bound=self.bound)
 
     @property
     def needs_entropy(self) -> bool:

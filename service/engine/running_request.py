@@ -10,8 +10,9 @@ in their order, and it alone makes events, steps and statistics. Where the answe
 ahead is dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from math import isfinite
 from typing import Any, NamedTuple, cast
 
 from msgspec import Struct
@@ -30,7 +31,7 @@ from service.engine.prefix_cache import Lease
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks, unknown_state
-from service.errors import MrpServeError
+from service.errors import MrpServeError, OutputsNotFinite
 from service.model.config import ModelConfig
 
 
@@ -122,6 +123,7 @@ class RunningRequest:
         """Whether rows may be named before the predictions of earlier ones are read, where nothing else forbids it."""
         request = self.request
         filtered, pace = request.sampling.draws_filtered, request.mode.pace
+        allowed = allowed and self._rule.device_picks is not None
         if allowed and request.grammar is None and self._adjuster is None and request.logprobs is None:
             in_turns = pace is not None and not pace.is_fixed and (self._shifted or (filtered and pace.mrp_steps > 0))
             self.pace = None if in_turns else pace
@@ -438,6 +440,7 @@ class RunningRequest:
         return DraftBudget() if self._num_unread else self.drafts.budget()
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
+        check_finite(predictions)
         evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
@@ -611,6 +614,22 @@ class RunningRequest:
             rule=self._rule if self._chains_drafts else None,
         )
         return self._constrained(row) if self._masks or self._adjuster else row
+
+
+def check_finite(predictions: Iterable[Prediction]) -> None:
+    """OutputsNotFinite if a confidence is not. NaN or infinity among a position's logits makes its confidence NaN.
+
+    Only what a policy reads is checked: a row ahead may have read pages or numbers that an earlier forward left.
+    """
+    total = 0.0
+    for prediction in predictions:
+        total += sum(prediction.confidences)
+        for pick in prediction.rescored:
+            total += pick.confidence
+    if not isfinite(total):
+        raise OutputsNotFinite(
+            "the model's outputs for this request are not finite: weights have NaN, or overflow in their type"
+        )
 
 
 def _of_state(prediction: Prediction, state: Block) -> Prediction:

@@ -16,7 +16,7 @@ from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Anchor, Row
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, Stats
-from service.engine.running_request import RunningRequest
+from service.engine.running_request import RunningRequest, check_finite
 from service.errors import MrpServeError
 
 
@@ -54,6 +54,7 @@ class ScoringRequest(RunningRequest):
         if len(rows) > stored:
             kinds = (*kinds, "denoise")
         self.stats.count(kinds)
+        check_finite(predictions[stored:])
         for row, prediction in zip(rows[stored:], predictions[stored:], strict=True):
             self._scores += self._scored(row, prediction)
         self._num_unread -= len(rows) - stored

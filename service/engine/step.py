@@ -6,11 +6,10 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from itertools import chain as joined
-from math import isfinite
 from typing import NamedTuple, cast
 
 from service.decode.policy import Prediction
@@ -21,7 +20,7 @@ from service.engine.forward.runner import ModelRunner, OomBackoff, attempt
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
-from service.errors import DecodingFailed, MrpServeError, OutOfMemory, OutputsNotFinite
+from service.errors import DecodingFailed, MrpServeError, OutOfMemory
 from service.tracebacks import type_and_line, without_message
 
 _log = logging.getLogger(__name__)
@@ -118,7 +117,6 @@ class RunningStep:
         kinds: list[ForwardKind] = []
         end = 0
         results = cast(list[Prediction], forward.pending())  # or None, for a row that had no memory
-        is_finite = _are_finite(results)
         for running, rows in forward.plan:
             start, end = end, end + len(rows)
             if running.finish_reason is not None:
@@ -128,11 +126,6 @@ class RunningStep:
                 running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
                 continue
             try:
-                if not is_finite and not _are_finite(predictions):
-                    raise OutputsNotFinite(
-                        "the model's outputs for this request are not finite: "
-                        "weights have NaN, or overflow in their type"
-                    )
                 if forward.network == "mrp":
                     kinds += running.receive_refinement(rows, predictions)
                 else:
@@ -140,17 +133,6 @@ class RunningStep:
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(kinds)
-
-
-def _are_finite(predictions: Iterable[Prediction | None]) -> bool:
-    """Whether all confidences are. NaN or infinity among a position's logits makes its confidence NaN."""
-    total = 0.0
-    for prediction in predictions:
-        if prediction is not None:
-            total += sum(prediction.confidences)
-            for pick in prediction.rescored:
-                total += pick.confidence
-    return isfinite(total)
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from service.decode.policy import Prediction
-from service.decode.rules import JointlyAbove, entropy_bounded
+from service.decode.rules import CONFIDENCE, ENTROPY, JOINTLY, JointlyAbove, entropy_bounded
 from service.engine.forward.logits_sampler import _STEP, _mixed, gumbel
-from service.engine.forward.rows import CONFIDENCE, ENTROPY, JOINTLY
 from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named

@@ -153,7 +153,10 @@ class Graphs:
         self._sealed = False
 
     def clear(self) -> None:
-        self._graphs.clear()
+        """Drops the graphs and all that they read and write."""
+        for kept in (self._graphs, self._buffers, self._chains):
+            kept.clear()
+        self._attention.release()
         self._sealed = False
         if isinstance(self._capture, CudaCapture):
             self._capture.renew_pool()

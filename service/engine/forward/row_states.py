@@ -17,9 +17,9 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
-from service.decode.rules import ConfidenceAbove, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
+from service.decode.rules import DevicePicks, Rule
 from service.engine.forward.partition import join
-from service.engine.forward.rows import CONFIDENCE, ENTROPY, JOINTLY, LEFT, Row
+from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
@@ -153,26 +153,14 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
 @lru_cache
 def rule_words(rule: Rule | None) -> NDArray[np.int32]:
     """The words of a rule, as `state_kernels._rule_picks` reads them, `[5]`. None reveals nothing."""
-    by, count, threshold, bound = CONFIDENCE, 1, np.float32(np.inf), np.inf
-    match rule:
-        case None:
-            count = 0
-        case TopConfidence():
-            count = rule.count
-        case ConfidenceAbove():
-            threshold = np.float32(rule.threshold)
-            if float(threshold) > rule.threshold:  # a confidence is above one of them if it is above the other
-                threshold = np.nextafter(threshold, np.float32(-np.inf))
-        case LeftToRight():
-            by, count, bound = LEFT, rule.count, rule.bound or np.inf
-        case LowestEntropy():
-            by, bound = ENTROPY, rule.bound
-        case JointlyAbove():
-            by, count, bound = JOINTLY, 0, rule.threshold
-        case _:
-            raise AssertionError(f"the device does not know the rule {rule}")
-    words = np.array([threshold]).view(np.int32), np.array([bound]).view(np.int32)
-    return np.concatenate([np.array([by, count], np.int32), *words])
+    picks = DevicePicks(count=0) if rule is None else rule.device_picks
+    if picks is None:
+        raise AssertionError(f"the device does not know the rule {rule}")
+    threshold = np.float32(picks.threshold)
+    if float(threshold) > picks.threshold:  # a confidence is above one of them if it is above the other
+        threshold = np.nextafter(threshold, np.float32(-np.inf))
+    words = np.array([threshold]).view(np.int32), np.array([picks.bound], np.float64).view(np.int32)
+    return np.concatenate([np.array(picks[:2], np.int32), *words])
 
 
 def _sizes(states: Tensor) -> dict[str, int]:

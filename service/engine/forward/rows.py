@@ -21,10 +21,6 @@ from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
 from service.model.transfer import PackedTables
 
-#: the order of a row's picks: by confidence, descending; from left to right; by entropy, ascending; by confidence, as
-#: long as the product of confidences is above a bound
-CONFIDENCE, LEFT, ENTROPY, JOINTLY = 0, 1, 2, 3
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:

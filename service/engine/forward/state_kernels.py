@@ -6,7 +6,7 @@ R rows of L tokens. A state is int32 `[L]`: the tokens of a block, the mask toke
 import triton
 import triton.language as tl
 
-from service.engine.forward.rows import ENTROPY, JOINTLY, LEFT
+from service.decode.rules import ENTROPY, JOINTLY, LEFT
 
 _LEFT, _ENTROPY, _JOINTLY = tl.constexpr(LEFT), tl.constexpr(ENTROPY), tl.constexpr(JOINTLY)
 _INFINITY = tl.constexpr(float("inf"))
@@ -170,6 +170,7 @@ def reveal_picks(
     if tl.load(table + row * 6 + 2) > 0:
         lane = tl.arange(0, PAD)
         state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
+        tl.debug_barrier()  # every warp has read the state before one changes it
         masked = state == MASK_TOKEN
         number = tl.cumsum(masked.to(tl.int32), 0) - 1
         masked = masked & (number < tl.load(table + row * 6 + 1) // 4)
@@ -218,13 +219,15 @@ def reveal_chained(
     L: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """One forward of a chain (`mrp_chains.py`): reveals the picks of each row's rule. Grid: rows."""
+    """One forward of a chain (`chains.py`): reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
     param = table + row * 14
     number = tl.load(param)
-    tl.store(param, number + 1)
+    sure = _double(param + 12)
     lane = tl.arange(0, PAD)
     masked = tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN
+    tl.debug_barrier()  # every warp has read what one of them changes
+    tl.store(param, number + 1)
     if (number < tl.load(param + 1)) & (tl.sum(masked.to(tl.int32), 0) > 0):
         at = drawn + 4 * (row * L + lane).to(tl.int64)
         token = tl.load(at, mask=masked, other=0.0)
@@ -235,7 +238,7 @@ def reveal_chained(
         tl.store(values + index * 4 + 1, confidence, mask=masked)
         tl.store(values + index * 4 + 2, entropy, mask=masked)
         tl.store(values + index * 4 + 3, tl.load(at + 3, mask=masked, other=0.0), mask=masked)
-        picked, sure = _rule_picks(masked, lane, confidence, entropy, param + 7, _double(param + 12), L)
+        picked, sure = _rule_picks(masked, lane, confidence, entropy, param + 7, sure, L)
         tl.store(states + row * L + lane, token.to(tl.int32, bitcast=True), mask=picked)
         bits, single = sure.to(tl.uint64, bitcast=True), tl.arange(0, 1)
         tl.store(param + 12 + single, bits.to(tl.uint32).to(tl.int32, bitcast=True))

@@ -96,6 +96,10 @@ class TritonBackend:
             self._partials[key] = _PartialResults(shape, self._cache)
         return TritonForward(self._cache, _DeviceTables(table, shape), self._partials[key], writes=True)
 
+    def release(self) -> None:
+        """Gives the memory of partial results back. No graph may run that has it."""
+        self._partials.clear()
+
 
 class _PartialResults:
     """Results to be merged, `out` `[parts, kv_heads, tile, D]` and `lse` `[parts, kv_heads, tile]`.
