@@ -16,7 +16,6 @@ from typing import NamedTuple
 from service.decode.block import Pick
 from service.decode.policy import Prediction
 
-
 #: the order of a rule's picks: by confidence, descending; from left to right; by entropy, ascending; by confidence, as
 #: long as the product of confidences is above a bound
 CONFIDENCE, LEFT, ENTROPY, JOINTLY = 0, 1, 2, 3

@@ -3,9 +3,13 @@
 import pytest
 
 from service.decode.block import Pick
-from service.decode.policy import Prediction
-from service.decode.rules import JointlyAbove, LeftToRight, LowestEntropy
+from service.decode.canvas import Canvas
+from service.decode.mode import Pace
+from service.decode.modes import Static
+from service.decode.policy import Decoding, Evaluate, Prediction
+from service.decode.rules import LEFT, DevicePicks, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from tests.predictions import prediction_of
+from tests.rules import EXAMPLES, FirstHalf, Halving, served_rules
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
 SCRIPT = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
@@ -91,3 +95,44 @@ class TestLeftmost:
     def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
         entropies = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
         assert positions(LeftToRight(1, 0.1)(prediction(entropies))) == [0, 1, 2, 3]
+
+
+class Renamed(FirstHalf):
+    """Overrides nothing."""
+
+    __slots__ = ()
+
+
+class Known(FirstHalf):
+    """Says itself what the device gets."""
+
+    __slots__ = ()
+
+    @property
+    def device_picks(self) -> DevicePicks:
+        return DevicePicks(LEFT, 2)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        return prediction.picks[:2]
+
+
+class Repeating(Static, frozen=True):
+    """Another policy than the mode from which it inherits."""
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        yield Evaluate((canvas.block,))
+        yield from super().decode(canvas)
+
+
+def test_all_rules_have_examples() -> None:
+    assert set(served_rules()) == EXAMPLES.keys()
+
+
+def test_the_device_gets_no_picks_of_a_class_that_overrides_them_alone() -> None:
+    assert FirstHalf().device_picks is Renamed().device_picks is Rule().device_picks is None
+    assert (TopConfidence(2).device_picks, Known().device_picks) == (DevicePicks(count=2), DevicePicks(LEFT, 2))
+
+
+def test_a_mode_that_overrides_the_policy_alone_has_no_pace() -> None:
+    assert Repeating().pace is None
+    assert (Static().pace, Halving().pace) == (Pace(1), Pace(None))

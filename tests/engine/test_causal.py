@@ -148,6 +148,19 @@ def test_drafts_change_no_token_at_any_temperature_in_any_batch(temperature: flo
     assert engine.state().kv_pages_used == 0
 
 
+@pytest.mark.parametrize("mode", [Static(), Sequential(), Speculative()])
+def test_sampled_answers_do_not_depend_on_the_size_of_a_page(mode: DecodingMode) -> None:
+    sampled = [
+        replace(request, mode=mode, sampling=SamplingParams(0.9, seed=seed), max_new_tokens=24)
+        for seed, request in enumerate(requests(I_DLM_NAME)[:6])
+    ]
+    answers = [
+        [done.token_ids for done in Engine(model, EngineConfig(kv_cache_tokens=4096)).generate(sampled)]
+        for model in (load_checkpoint(GOLDEN / I_DLM_NAME, LoadOptions(block_size=size)) for size in (3, 8, 16))
+    ]
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_finished_blocks_of_drafts_are_shared(checkpoint: Checkpoint) -> None:
     """A page that a row with accepted drafts has written is a page like any other."""
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=1024))

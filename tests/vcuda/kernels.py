@@ -171,12 +171,14 @@ def reveal_picks(grid, states, values, order, table, mask_token, **_):
     ):
         reads, by = divmod(order_and_reads, 4)
         masked = (state == mask_token).nonzero()[:reads, 0]
-        if not count or not len(masked):
+        if not len(masked):
             continue
         tokens, confidences, entropies, _ = values[order[first : first + len(masked)].long()].unbind(1)
         prediction = Prediction(range(len(masked)), tokens.tolist(), confidences.tolist(), entropies=entropies.tolist())
         if by == CONFIDENCE:
-            picks = prediction.most_confident(count)
+            picks = prediction.most_confident(count) if count else ()
+        elif by == JOINTLY:
+            picks = JointlyAbove(bound)(prediction)
         else:
             indices = entropies.sort(stable=True).indices.tolist() if by == ENTROPY else range(len(masked))
             bounded = bound < torch.inf

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.decode.modes.speculative import VERIFIED
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import runner
 from service.errors import OutOfMemory
@@ -19,6 +20,7 @@ from service.model import LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, events_of
 from tests.other_weights import other_weights
+from tests.rules import Halving
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, on_device, waits
@@ -196,6 +198,19 @@ def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates,
     assert set(later_replays) == {0}  # a chain's replays come before its only copy
     assert 2 * device.counts.replays >= 3 * device.counts.event_waits
     assert waits(device.counts) == []
+
+
+def test_a_rule_that_the_device_does_not_know_goes_in_turns(device, monkeypatch):
+    """Also where it is verified, and beside modes that go ahead."""
+    monkeypatch.setitem(VERIFIED, Halving.name, Halving)  # type: ignore[arg-type]
+    monkeypatch.setattr(Speculative, "check", lambda *_: None)  # the knob allows the modes of its import
+    drafts = [Speculative(steps, verify=Halving.name) for steps in ("auto", 0, 2)]
+    pairs = [(mode, sampling) for mode in (Halving(), *drafts, Static(), Direct(2)) for sampling in (SAMPLED, FILTERED)]
+    requests, engine = requests_of(pairs, len(pairs)), engine_on_device(SLOW_HOST)
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    alone, later_replays = decoded(engine, device, requests[:1])
+    assert alone == expected_answers(requests[:1])
+    assert set(later_replays) == {0}
 
 
 @pytest.mark.parametrize("seed", fast_only((1).__eq__, range(6)))

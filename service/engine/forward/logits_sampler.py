@@ -351,11 +351,11 @@ def noise_keys(batch: SamplingBatch) -> Integers:
     """The two 32-bit words from which each position's noise is hashed, `[M, 2]`.
 
     They hash the seed, the absolute position and the number of revealed tokens: splitmix64's function, once for each.
-    In a causal model the tokens before the position count as revealed, and drafts behind it do not.
+    In a causal model this number is 0, so that the noise does not depend on drafts or on the size of a page.
     """
     metadata = batch.metadata
     words = np.zeros(len(batch), np.uint64)
-    revealed = batch.position if metadata.causal else metadata.revealed[batch.row]
+    revealed = np.zeros(len(batch), np.int64) if metadata.causal else metadata.revealed[batch.row]
     for part in (metadata.seed[batch.row], metadata.start[batch.row] + batch.position, revealed):
         words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
     return words.view(np.uint32).reshape(-1, 2).astype(np.int64)

@@ -167,7 +167,7 @@ def reveal_picks(
 ):
     """Reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
-    if tl.load(table + row * 6 + 2) > 0:
+    if tl.load(table + row * 6 + 1) > 3:  # else no position is read
         lane = tl.arange(0, PAD)
         state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
         tl.debug_barrier()  # every warp has read the state before one changes it

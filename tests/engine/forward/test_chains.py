@@ -13,7 +13,7 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.modes import Direct
 from service.decode.policy import Evaluate, Prediction, Refine
-from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, TopConfidence
+from service.decode.rules import ConfidenceAbove, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from service.engine import SamplingParams
 from service.engine.forward.chains import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
@@ -22,6 +22,7 @@ from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, 
 from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.engine.request import LogprobsRequest
 from service.model.transfer import PackedTables
+from tests.rules import served_rules
 
 MASK, EDIT_TOKENS, VOCABULARY, HIDDEN, CANDIDATES, FORWARDS = 3, (5, 6), 90, 24, 11, 4
 RULES = (TopConfidence(1), TopConfidence(2), ConfidenceAbove(0.2), LeftToRight(1), LowestEntropy(2.5), None)
@@ -41,6 +42,12 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         )
         rows.append(replace(row, anchor=anchor, rule=rule, unsampled=EDIT_TOKENS if number % 2 else ()))
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
+
+
+def test_the_rules_of_these_tests_are_all_that_the_device_knows() -> None:
+    """Another test has the rule of MRP's picks, which depends on earlier forwards."""
+    known = {rule for rule in served_rules() if rule.device_picks is not Rule.device_picks}
+    assert {type(rule) for rule in RULES if rule is not None} | {JointlyAbove} == known
 
 
 @pytest.mark.parametrize(

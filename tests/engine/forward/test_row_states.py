@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
-from service.decode.rules import ConfidenceAbove, LeftToRight, LowestEntropy, TopConfidence
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
 from service.engine.forward.row_states import StateRows, known_rows, plan_locate, plan_reveal
@@ -17,6 +16,7 @@ from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_p
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables
+from tests.rules import device_rules
 
 MASK = 3
 #: numbers beside thresholds and bounds of the rules
@@ -30,14 +30,6 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 @pytest.fixture(scope="module", autouse=True)
 def device(triton_device: str) -> str:
     return triton_device
-
-
-rules = st.one_of(
-    st.builds(TopConfidence, st.sampled_from([1, 3, 64])),
-    st.builds(ConfidenceAbove, st.sampled_from([0.1, 0.3, 0.5, 0.9, 1.0])),
-    st.builds(LeftToRight, st.sampled_from([1, 2, 64]), st.sampled_from([0.0, 0.0, 0.1, 0.7, 5.0])),
-    st.builds(LowestEntropy, st.sampled_from([0.0, 0.1, 0.7, 5.0])),
-)
 
 
 @st.composite
@@ -58,7 +50,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
     named, with_states = list[Row](), list[Row]()
     for number, state in enumerate(states):
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
-        index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), rules))
+        index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), device_rules()))
         row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule)
         if sub_block is not None and state.complete:
             row = replace(row, opens_next=draw(st.booleans()), rule=None)
