@@ -8,16 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from service.decode.modes import Direct, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.errors import DecodingFailed
+from service.errors import DecodingFailed, OutputsNotFinite
 from service.model import LoadOptions, load_checkpoint
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.model.weight_update import apply_update, drop_weights, load_update, restore_weights
-from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS
+from tests.engine.helpers import CHEAP_ROWS, FREE_ROWS, SLOW_HOST, events_of
 from tests.engine.test_edit import assert_golden_edits
 from tests.engine.test_golden import WIDE_NAMES
-from tests.engine.test_not_finite import assert_neighbours_are_untouched
+from tests.engine.test_not_finite import (
+    MODES,
+    assert_neighbours_are_untouched,
+    assert_nothing_is_left,
+    errors_of,
+    requests_of,
+    tokens_of,
+)
 from tests.other_weights import FIRST, other_weights
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import (
@@ -196,6 +203,25 @@ def test_a_request_with_outputs_that_are_not_finite_ends_alone(device):
     assert_neighbours_are_untouched(on_device(GOLDEN_NAMES[0]), ALL_ON)
 
 
+def test_later_requests_read_nothing_that_earlier_forwards_left(device):
+    """Two requests of each mode, in steps ahead and chains, then all together."""
+    limits = replace(ALL_ON, prefix_cache=False, draft_candidates=8)
+    assert_nothing_is_left(Engine(on_device(GOLDEN_NAMES[0]), limits, deps=EngineDeps(costs=SLOW_HOST)))
+
+
+def test_weights_that_are_finite_again_serve_every_request(device):
+    checkpoint = on_device(GOLDEN_NAMES[0])
+    engine = Engine(checkpoint, ALL_ON, deps=EngineDeps(costs=SLOW_HOST))
+    [norm] = [weight for name, weight in checkpoint.backbone.named_parameters() if name == "norm.weight"]
+    good, few = norm.clone(), [requests_of([mode] * 3) for mode in (Dynamic(0.02), Direct(2, 0.02), Entropy(3.0))]
+    expected = [tokens_of(events_of(engine, requests)) for requests in few]
+    for number in range(2):
+        engine.update_weights(lambda: norm.copy_(good * torch.nan), 1 + 2 * number)
+        assert set(errors_of(events_of(engine, requests_of(MODES))).values()) == {OutputsNotFinite}
+        engine.update_weights(lambda: norm.copy_(good), 2 + 2 * number)
+        assert [tokens_of(events_of(engine, requests)) for requests in few] == expected
+
+
 def test_updated_weights_reach_captured_graphs(device, tmp_path):
     """Graphs read the weights at the addresses of their capture. New weights go to the same addresses."""
     folder = other_weights(tmp_path / "other")
@@ -215,24 +241,22 @@ def test_updated_weights_reach_captured_graphs(device, tmp_path):
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
 def test_sleep_gives_all_bytes_back(device, name):
-    """KV cache and graphs at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
-    checkpoint = on_device(name)
+    """All but the weights at level 1, the weights at level 2. Graphs are captured anew at other addresses."""
+    checkpoint, loaded = on_device(name), device.live_bytes
     engine = Engine(checkpoint, replace(ALL_ON, max_rows=24), deps=EngineDeps(costs=CHEAP_ROWS))
     engine.prepare()
     _, chosen = golden(name, 1)
     before = [done.token_ids for done in engine.generate(chosen)]
     captures, awake, home = device.counts.captures, device.live_bytes, checkpoint.device
-    cache = engine._runner.model._cache  # type: ignore[attr-defined]
     modules = [module for module in (checkpoint.backbone, checkpoint.mrp) if module is not None]
     weights = {id(tensor): tensor.nbytes for module in modules for tensor in module.state_dict(keep_vars=True).values()}
     engine.sleep(1)
     gc.collect()
-    assert device.live_bytes <= awake - cache.keys.new_empty(cache._shape).nbytes * 2
-    first = device.live_bytes
+    assert device.live_bytes == loaded
     engine.sleep(2)
     drop_weights(checkpoint)
     gc.collect()
-    assert device.live_bytes == first - sum(weights.values())
+    assert device.live_bytes == loaded - sum(weights.values())
     restore_weights(checkpoint, home)
     apply_update(checkpoint, load_update([GOLDEN / name], checkpoint.config, LoadOptions()))
     engine.wake_up()
