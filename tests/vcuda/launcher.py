@@ -57,11 +57,14 @@ class Launch:
 class Binary:
     """The binary that a launch takes. `hash`: Triton's name of it. `shared_bytes`: shared memory of a program.
 
+    `kernel`: the kernel's name. `waits_to_store`: whether its warps wait for one another before one stores a number.
     `products`: PTX's instructions of tensor cores in it, without their sizes. `running`: how many of their groups may
     still run when a loop begins again. `from_registers`: whether one of them reads an operand from registers meanwhile.
     """
 
     hash: str
+    kernel: str
+    waits_to_store: bool
     shared_bytes: int
     products: frozenset[str]
     running: int
@@ -161,7 +164,10 @@ class _Device:
         ptx = compiled.asm["ptx"]
         products = frozenset(re.findall(r"wgmma\.mma_async|mma\.sync", ptx))
         from_registers = re.search(r"wgmma\.mma_async\S+\s+\{[^}]*\},\s*\{", ptx) is not None
-        return Binary(compiled.hash, compiled.metadata.shared, products, _running(ptx), from_registers)
+        waits_to_store = "bar.sync" in ptx.partition("st.global")[0]
+        return Binary(
+            compiled.hash, name, waits_to_store, compiled.metadata.shared, products, _running(ptx), from_registers
+        )
 
 
 def _running(ptx):
