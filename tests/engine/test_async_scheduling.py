@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,11 @@ COSTS = StepCosts(Curve(((1, 1.0), (64, 1.5))), Curve(((1, 0.1), (64, 0.2))), tu
 PACED = [
     *(Static(), Static(2), Sequential(), Direct(2), Speculative("auto")),
     *(Dynamic(0.5), Dynamic(0.01), Entropy(0.5), Sequential(1, 3.0)),
+]
+#: modes whose next rows may begin before it is known whether the block is complete
+UNCERTAIN = [
+    *(Dynamic(0.9), Dynamic(0.3), Entropy(0.5), Sequential(1, 0.5), Direct(2, 0.3)),
+    *(Speculative("auto", threshold=0.5), Speculative("auto", entropy_bound=1.0, verify="entropy")),
 ]
 #: modes whose next rows need the results
 UNPACED = [Remask(0.3), Speculative(0, 3)]
@@ -212,6 +218,32 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
             engine.abort(rng.choice(copies).request_id)
     assert runner.compared > 100
     assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("mode", UNCERTAIN)
+@pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))
+def test_every_forward_is_right_where_free_rows_become_dear_and_free_again(mode, seed: int) -> None:
+    """Within a block: the first request goes ahead while it is alone, and in turns while others come and go."""
+    costs = replace(SLOW_HOST, backbone=Curve(((1, 10.0), (3, 10.0), (4, 100.0), (64, 1000.0))))
+    engine, runner = checked(tiny_checkpoint(seed), costs, async_scheduling=True)
+    engine.submit(request_of("first", [5, 6, 7], mode, 100))
+    events, ahead, alone, others = list[BlockEvent](), list[bool](), 0, 0
+    while engine.has_work:
+        events += engine.step()
+        ahead.append(bool(engine._steps))
+        alone = alone + 1 if engine.state().num_running == 1 else 0
+        if alone == 2 + others % 5:
+            for _ in range(6):
+                engine.submit(request_of(f"other {others}", [others % 50, 9], mode, 1))
+                others += 1
+    changes = [before < after for before, after in pairwise(ahead) if before != after]
+    assert changes.count(True) >= 2 <= changes.count(False)
+    assert runner.compared > 50
+    in_turns, _ = engine_over(Device, tiny_checkpoint(seed), EngineDeps(costs=costs), async_scheduling=False)
+    (done,) = in_turns.generate([request_of("first", [5, 6, 7], mode, 100)])
+    assert done.token_ids == tuple(
+        token for event in events if event.request_id == "first" for token in event.token_ids
+    )
 
 
 @given(st.data())
