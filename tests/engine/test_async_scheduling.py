@@ -226,21 +226,22 @@ def test_every_forward_is_right_where_free_rows_become_dear_and_free_again(mode,
     """Within a block: the first request goes ahead while it is alone, and in turns while others come and go."""
     costs = replace(SLOW_HOST, backbone=Curve(((1, 10.0), (3, 10.0), (4, 100.0), (64, 1000.0))))
     engine, runner = checked(tiny_checkpoint(seed), costs, async_scheduling=True)
-    engine.submit(request_of("first", [5, 6, 7], mode, 100))
+    engine.submit(request_of("first", [5, 6, 7], mode, 72))
     events, ahead, alone, others = list[BlockEvent](), list[bool](), 0, 0
     while engine.has_work:
         events += engine.step()
         ahead.append(bool(engine._steps))
         alone = alone + 1 if engine.state().num_running == 1 else 0
         if alone == 2 + others % 5:
+            alone = 0
             for _ in range(6):
-                engine.submit(request_of(f"other {others}", [others % 50, 9], mode, 1))
+                engine.submit(request_of(f"other {others}", [others % 50, 9], mode, 2))
                 others += 1
     changes = [before < after for before, after in pairwise(ahead) if before != after]
     assert changes.count(True) >= 2 <= changes.count(False)
     assert runner.compared > 50
     in_turns, _ = engine_over(Device, tiny_checkpoint(seed), EngineDeps(costs=costs), async_scheduling=False)
-    (done,) = in_turns.generate([request_of("first", [5, 6, 7], mode, 100)])
+    (done,) = in_turns.generate([request_of("first", [5, 6, 7], mode, 72)])
     assert done.token_ids == tuple(
         token for event in events if event.request_id == "first" for token in event.token_ids
     )
