@@ -44,8 +44,8 @@ def served_rules(base: type[Rule] = Rule) -> Iterator[type[Rule]]:
 
 def device_rules() -> st.SearchStrategy[Rule]:
     """The rules that say what the device gets."""
-    known = [rule for rule in served_rules() if rule.device_picks is not Rule.device_picks]
-    return st.one_of([EXAMPLES[rule] for rule in known])
+    rules = [rule for rule in served_rules() if rule.device_picks is not Rule.device_picks]
+    return st.one_of([EXAMPLES[rule] for rule in rules])
 
 
 class FirstHalf(TopConfidence):

@@ -24,12 +24,12 @@ CONFIDENCE, LEFT, ENTROPY, JOINTLY = 0, 1, 2, 3
 class DevicePicks(NamedTuple):
     """The picks of a rule as the device computes them (`_rule_picks` in `engine/forward/state_kernels.py`).
 
-    They are the first ones in the order `by`: `count` at least, more while `entropy_bounded` allows it by `bound`
+    They are the first ones in the order `by`: `min_count` at least, more while `entropy_bounded` allows it by `bound`
     (nats), and all of a confidence > `threshold`. In the order `JOINTLY` the product of confidences is above `bound`.
     """
 
     by: int = CONFIDENCE
-    count: int = 1
+    min_count: int = 1
     threshold: float = inf
     bound: float = inf
 
@@ -77,7 +77,7 @@ class TopConfidence(Rule):
 
     @property
     def device_picks(self) -> DevicePicks:
-        return DevicePicks(count=self.count)
+        return DevicePicks(min_count=self.count)
 
     @property
     def num_picks(self) -> int:
@@ -133,7 +133,7 @@ class JointlyAbove(Rule):
 
     @property
     def device_picks(self) -> DevicePicks:
-        return DevicePicks(JOINTLY, count=0, bound=self.threshold)
+        return DevicePicks(JOINTLY, min_count=0, bound=self.threshold)
 
     @property
     def in_order(self) -> Rule:

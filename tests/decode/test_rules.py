@@ -130,7 +130,7 @@ def test_all_rules_have_examples() -> None:
 
 def test_the_device_gets_no_picks_of_a_class_that_overrides_them_alone() -> None:
     assert FirstHalf().device_picks is Renamed().device_picks is Rule().device_picks is None
-    assert (TopConfidence(2).device_picks, Known().device_picks) == (DevicePicks(count=2), DevicePicks(LEFT, 2))
+    assert (TopConfidence(2).device_picks, Known().device_picks) == (DevicePicks(min_count=2), DevicePicks(LEFT, 2))
 
 
 def test_a_mode_that_overrides_the_policy_alone_has_no_pace() -> None:

@@ -227,16 +227,16 @@ def test_every_forward_is_right_where_free_rows_become_dear_and_free_again(mode,
     costs = replace(SLOW_HOST, backbone=Curve(((1, 10.0), (3, 10.0), (4, 100.0), (64, 1000.0))))
     engine, runner = checked(tiny_checkpoint(seed), costs, async_scheduling=True)
     engine.submit(request_of("first", [5, 6, 7], mode, 72))
-    events, ahead, alone, others = list[BlockEvent](), list[bool](), 0, 0
+    events, ahead, alone, num_others = list[BlockEvent](), list[bool](), 0, 0
     while engine.has_work:
         events += engine.step()
         ahead.append(bool(engine._steps))
         alone = alone + 1 if engine.state().num_running == 1 else 0
-        if alone == 2 + others % 5:
+        if alone == 2 + num_others % 5:
             alone = 0
             for _ in range(6):
-                engine.submit(request_of(f"other {others}", [others % 50, 9], mode, 2))
-                others += 1
+                engine.submit(request_of(f"other {num_others}", [num_others % 50, 9], mode, 2))
+                num_others += 1
     changes = [before < after for before, after in pairwise(ahead) if before != after]
     assert changes.count(True) >= 2 <= changes.count(False)
     assert runner.compared > 50

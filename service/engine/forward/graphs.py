@@ -154,8 +154,8 @@ class Graphs:
 
     def clear(self) -> None:
         """Drops the graphs and all that they read and write."""
-        for kept in (self._graphs, self._buffers, self._chains):
-            kept.clear()
+        for buffers in (self._graphs, self._buffers, self._chains):
+            buffers.clear()
         self._attention.release()
         self._sealed = False
         if isinstance(self._capture, CudaCapture):

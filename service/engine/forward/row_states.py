@@ -153,7 +153,7 @@ def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[P
 @lru_cache
 def rule_words(rule: Rule | None) -> NDArray[np.int32]:
     """The words of a rule, as `state_kernels._rule_picks` reads them, `[5]`. None reveals nothing."""
-    picks = DevicePicks(count=0) if rule is None else rule.device_picks
+    picks = DevicePicks(min_count=0) if rule is None else rule.device_picks
     if picks is None:
         raise AssertionError(f"the device does not know the rule {rule}")
     threshold = np.float32(picks.threshold)

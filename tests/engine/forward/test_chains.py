@@ -46,8 +46,8 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
 
 def test_the_rules_of_these_tests_are_all_that_the_device_knows() -> None:
     """Another test has the rule of MRP's picks, which depends on earlier forwards."""
-    known = {rule for rule in served_rules() if rule.device_picks is not Rule.device_picks}
-    assert {type(rule) for rule in RULES if rule is not None} | {JointlyAbove} == known
+    rules = {rule for rule in served_rules() if rule.device_picks is not Rule.device_picks}
+    assert {type(rule) for rule in RULES if rule is not None} | {JointlyAbove} == rules
 
 
 @pytest.mark.parametrize(
