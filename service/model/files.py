@@ -4,7 +4,6 @@ A checkpoint is a local folder or a hub name. Only safetensors are read, single 
 remote code.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from service.errors import CheckpointError
+from service.model.end_tokens import end_tokens
 from service.model.families import family_name
+from service.model.json_files import parsed
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
 #: files of adapters, without which the weights are another model (UNO's are Qwen3's, which are causal)
@@ -74,13 +75,15 @@ def read_config(path: Path) -> dict[str, Any]:
         if (path / adapter).exists():
             raise CheckpointError(f"{path} has {adapter}: adapters are not supported; merge it into the weights first")
     module = published_module(path, raw)
-    return raw | {"eos_token_id": _end_tokens(path, raw)} | (module.keys if module else {})
+    ends = [*end_tokens(path, raw)]
+    named = {} if ends in ([], [raw.get("eos_token_id")]) else {"eos_token_id": ends}
+    return raw | named | (module.keys if module else {})
 
 
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys of config.json as they are, its family checked."""
     try:
-        raw = _parsed(path / "config.json")
+        raw = parsed(path / "config.json")
     except FileNotFoundError:
         raise CheckpointError(f"{path} has no config.json") from None
     except (OSError, ValueError) as error:
@@ -91,33 +94,6 @@ def read_keys(path: Path) -> dict[str, Any]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}/{error.message}") from None
     return keys
-
-
-def _parsed(file: Path) -> Any:
-    """The JSON of a file. A pipe is refused: reading it may wait without end."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is no file")
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
-    """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
-    from_config = raw.get("eos_token_id")
-    file = path / "generation_config.json"
-    if not file.is_file():
-        return from_config
-    try:
-        from_generation = _parsed(file).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    lists = [
-        [] if value is None else value if isinstance(value, list) else [value]
-        for value in (from_config, from_generation)
-    ]
-    return list(dict.fromkeys(lists[0] + lists[1]))
 
 
 def check_weights(path: Path) -> None:
@@ -140,7 +116,7 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            shards = sorted(set(_parsed(index)["weight_map"].values()))
+            shards = sorted(set(parsed(index)["weight_map"].values()))
             files = [path / Path(shard).name for shard in shards]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             expected = "`weight_map` with a file for every weight is expected in JSON"
