@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: a fact that an option may override -> its key in config.json, where a family has another one
 _PUBLISHED_NAMES = {"block_size": "bd_size"}
 
+_OWN_HEAD = {"output head": "its own, which differs from the embedding: tie_word_embeddings in config.json is not so"}
+
 
 @dataclass(frozen=True, slots=True)
 class _Options(ModelOptions):
@@ -55,7 +57,11 @@ def command(options: _Options) -> None:
     if losses is not None:
         _refuse_other_masks(checkpoint, losses)
     unknown = unknown_keys(checkpoint.raw)
-    for warning in (codec.template.warning, unknown and f"config.json: nothing reads {', '.join(unknown)}"):
+    warnings = [codec.warning(checkpoint.config.vocab_size), codec.template.warning]
+    warnings.append(f"config.json: nothing reads {', '.join(unknown)}" if unknown else None)
+    if not checkpoint.config.eos_token_ids:
+        warnings.append("no file names an end token, so answers end at their limit only")
+    for warning in warnings:
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
     if not options.write:
@@ -141,6 +147,8 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",
         **_with_sources(checkpoint, options),
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {ends}",
+        "end tokens": _ends(checkpoint),
+        **({} if config.tie_word_embeddings or not checkpoint.raw.get("tie_word_embeddings") else _OWN_HEAD),
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
         "weights": f"{weights / 2**20:,.1f} MiB as {_types(checkpoint)}",
@@ -148,6 +156,16 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
         **_devices(checkpoint),
     }
+
+
+def _ends(checkpoint: Checkpoint) -> str:
+    """The end tokens, each with the files that name it."""
+    from service.model.end_tokens import end_tokens
+    from service.model.files import read_keys
+
+    sources = end_tokens(checkpoint.path, read_keys(checkpoint.path))
+    ends = (f"{token} by {', '.join(sources.get(token, ['default']))}" for token in checkpoint.config.eos_token_ids)
+    return "; ".join(ends) or "none"
 
 
 def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import CheckpointError
-from service.model.json_files import read_object, shown
+from service.model.json_files import read_object
 
 CONFIG = "config.json"
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -46,9 +46,9 @@ def _checked(file: str, value: object, vocab: object) -> list[int]:
     for token in token_ids:
         if not isinstance(token, int) or isinstance(token, bool):
             expected = "expected an integer or a list of integers"
-            raise CheckpointError(f"{file}: eos_token_id is {shown(value)}, {expected}")
+            raise CheckpointError(f"{file}: eos_token_id is {value!r}, {expected}")
         if token < 0 or (isinstance(vocab, int) and token >= vocab):
-            raise CheckpointError(f"{file}: eos_token_id {shown(token)} is outside the vocabulary of {shown(vocab)}")
+            raise CheckpointError(f"{file}: eos_token_id {token!r} is outside the vocabulary of {vocab!r}")
     return token_ids
 
 
@@ -57,13 +57,14 @@ def _text(file: str, value: object) -> str | None:
     text = value.get("content") if isinstance(value, Mapping) else value
     if text is None or isinstance(text, str):
         return text
-    raise CheckpointError(f"{file}: eos_token is {shown(value)}, expected a text or an object with a text as `content`")
+    raise CheckpointError(f"{file}: eos_token is {value!r}, expected a text or an object with a text as `content`")
 
 
 def _token_of(path: Path, text: str, vocab: object) -> int | None:
     """The token of a text. None for none, or one that the model lacks and so never writes."""
     token = _looked_up(path, text)
-    return token if isinstance(token, int) and not (isinstance(vocab, int) and token >= vocab) else None
+    known = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+    return token if known and not (isinstance(vocab, int) and token >= vocab) else None
 
 
 def _looked_up(path: Path, text: str) -> object:

@@ -4,8 +4,10 @@ A checkpoint is a local folder or a hub name. Only safetensors are read, single 
 remote code.
 """
 
+import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +19,15 @@ from service.model.end_tokens import end_tokens
 from service.model.families import family_name
 from service.model.json_files import parsed
 
+_log = logging.getLogger(__name__)
+
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
 #: files of adapters, without which the weights are another model (UNO's are Qwen3's, which are causal)
 _ADAPTERS = ("adapter_config.json", "adapter")
 #: the folders of a revision in the hub's local cache: `models--OWNER--MODEL/snapshots/COMMIT`
 _REPOSITORY, _SNAPSHOTS = "models--", "snapshots"
+#: what some names write as a dot and others as an underscore
+_SEPARATOR = re.compile(r"(?<=\d)[._](?=\d)")
 
 
 def resolve(name: str | Path) -> Path:
@@ -39,13 +45,25 @@ def resolve(name: str | Path) -> Path:
     repository, _, revision = str(name).partition("@")
     if repository.count("/") != 1 or repository.startswith((".", "/", "~")):
         raise CheckpointError(f"{str(name)!r} is neither a folder nor a hub name such as 'owner/model'")
+    return _fetched(repository, revision or None)
+
+
+def _fetched(repository: str, revision: str | None) -> Path:
+    """A repository of the hub; one that is not found by the other spelling of numbers, `1_7b` for `1.7b`, if that is."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(_FILES)))
     except Exception as error:  # the hub client raises many unrelated types
+        other = _SEPARATOR.sub(lambda match: "_" if match[0] == "." else ".", repository)
+        if other != repository and isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError):
+            with suppress(Exception):
+                folder = snapshot_download(other, revision=revision, allow_patterns=list(_FILES))
+                _log.warning("%r was not found on the hub, and %r is taken", repository, other)
+                return Path(folder)
         why = " ".join(str(error).split())
-        raise CheckpointError(f"{str(name)!r} could not be fetched from the hub: {why}") from error
+        raise CheckpointError(f"{repository!r} could not be fetched from the hub: {why}") from error
 
 
 def pinned(name: str, path: Path) -> str:
@@ -134,7 +152,7 @@ def weight_files(path: Path) -> list[Path]:
 # the kind itself. An operator's option wins. docs/modules.md has the table. Source: README.md and scripts of
 # heavyball-research/multi-token-residual-prediction at commit 3f237b4.
 
-#: `sdar-4b-mrp-3lyr-k2`, and `sdar-1_7b-mrp-3lyr` as the published scripts write it
+#: `sdar-4b-mrp-3lyr-k2`, and `sdar-1_7b-mrp-3lyr`, which some of the published scripts write with a dot
 _NAME = re.compile(r"(sdar-(?:1[._]7b|4b|8b)-mrp-3lyr)(-k2|-direct)?", re.IGNORECASE)
 #: the folder of a repository in the hub's local cache
 _CACHED = "models--heavyball--"
@@ -163,6 +181,6 @@ def published_module(folder: Path, raw: Mapping[str, Any]) -> PublishedModule | 
     folder = folder.absolute()
     for name in (folder.name, folder.resolve().name, folder.parent.parent.name):
         if match := _NAME.fullmatch(name.removeprefix(_CACHED)):
-            size, kind = match[1].lower().replace("_", "."), (match[2] or "").lower()
+            size, kind = match[1].lower().replace(".", "_"), (match[2] or "").lower()
             return PublishedModule(size + kind, kind != "-direct", 2.0 if kind == "-k2" else 1.0)
     return None

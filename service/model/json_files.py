@@ -1,13 +1,10 @@
-"""Reads the JSON files of a checkpoint. `files.py`, `end_tokens.py` and `hub_modules.py` call this. Needs no torch."""
+"""Reads the JSON files of a checkpoint. `files.py` and `end_tokens.py` call this. Needs no torch."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from service.errors import CheckpointError
-
-#: the most characters of a value in an error
-_MAX_SHOWN = 120
 
 
 def parsed(file: Path) -> Any:
@@ -29,11 +26,5 @@ def read_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} cannot be read: it is {shown(content)}, expected an object")
+        raise CheckpointError(f"{file} cannot be read: it is {content!r}, expected an object")
     return content
-
-
-def shown(value: object) -> str:
-    """A value of a file as errors show it: the first part of a long one."""
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -63,6 +63,14 @@ class TextCodec:
         """The number of tokens, added tokens included."""
         return self._special.get_vocab_size()
 
+    def warning(self, model_size: int) -> str | None:
+        """For operators: the tokens that a model of `model_size` tokens lacks. More rows than tokens are usual."""
+        beyond = sorted(token for token in self._special.get_vocab().values() if token >= model_size)
+        if not beyond:
+            return None
+        tokens = f"{len(beyond)} tokens, such as {beyond[0]}, that the model with its {model_size} tokens lacks"
+        return f"the tokenizer has {tokens}; prompts with their texts are refused"
+
     @property
     def definition(self) -> str:
         """The tokenizer as `tokenizer.json` writes it, with all added tokens."""

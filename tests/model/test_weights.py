@@ -229,11 +229,11 @@ class TestNames:
             return str(FIRST)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-        assert load_checkpoint("heavyball/sdar-1.7b-mrp-3lyr").path == FIRST
-        assert calls[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
+        assert load_checkpoint("heavyball/sdar-1_7b-mrp-3lyr").path == FIRST
+        assert calls[0][:2] == ("heavyball/sdar-1_7b-mrp-3lyr", None)
         assert not {pattern for pattern in calls[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
-        assert resolve("heavyball/sdar-1.7b-mrp-3lyr@v1.0") == FIRST
-        assert calls[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
+        assert resolve("heavyball/sdar-1_7b-mrp-3lyr@v1.0") == FIRST
+        assert calls[1][:2] == ("heavyball/sdar-1_7b-mrp-3lyr", "v1.0")
 
     def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def snapshot_download(name: str, **_: object) -> str:

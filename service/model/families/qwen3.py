@@ -9,7 +9,6 @@ from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
-from service.model.json_files import shown
 from service.model.weight_mapping import (
     COLUMNS,
     ROWS,
@@ -223,7 +222,7 @@ def finite(key: str, value: object, above: float = 0.0, most: float = math.inf) 
     """Checks that a value is a finite number above `above` and up to `most`, and no text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most or value == math.inf:
         limits = (f" above {above:g}" if above else "") + ("" if most == math.inf else f" up to {most:g}")
-        raise CheckpointError(f"config.json: {key} is {shown(value)}, expected a positive number{limits}")
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive number{limits}")
     return float(value)
 
 
@@ -231,7 +230,7 @@ def factor(key: str, value: object) -> float:
     """Checks that a value is a factor that leaves numbers finite, and not all zero."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < abs(value) <= MAX_SCALE:
         limits = f"from {-MAX_SCALE:g} to {MAX_SCALE:g} and not 0"
-        raise CheckpointError(f"config.json: {key} is {shown(value)}, expected a finite number {limits}")
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a finite number {limits}")
     return float(value)
 
 
