@@ -78,7 +78,7 @@ class TextModel:
                 mode or default_mode(),
                 sampling or SamplingParams(),
                 max_new_tokens,
-                frozenset(self.checkpoint.config.eos_token_ids),
+                frozenset(self.codec.end_tokens(self.checkpoint.config.eos_token_ids)),
                 grammar=grammar,
             )
             for index, prompt in enumerate(prompts)

@@ -48,7 +48,7 @@ def command(options: _Options) -> None:
     checkpoint = options.load()
     codec = TextCodec.load(checkpoint.path)
     losses = text_losses(checkpoint, codec.encode(TEXT))
-    facts = _facts(checkpoint, options) | _text(codec) | _memory(checkpoint) | _readings(losses)
+    facts = _facts(checkpoint, codec, options) | _text(codec) | _memory(checkpoint) | _readings(losses)
     facts["one block decoded in"] = f"{_decode_a_block(checkpoint):.3f} s"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
@@ -59,7 +59,7 @@ def command(options: _Options) -> None:
     unknown = unknown_keys(checkpoint.raw)
     warnings = [codec.warning(checkpoint.config.vocab_size), codec.template.warning]
     warnings.append(f"config.json: nothing reads {', '.join(unknown)}" if unknown else None)
-    if not checkpoint.config.eos_token_ids:
+    if not codec.end_tokens(checkpoint.config.eos_token_ids):
         warnings.append("no file names an end token, so answers end at their limit only")
     for warning in warnings:
         if warning:
@@ -123,7 +123,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
 
 
-def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
+def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> dict[str, str]:
     from service.decode.registry import served_modes
     from service.model.attention import PagedCache
     from service.model.checkpoint import num_parameters, weight_bytes
@@ -147,7 +147,7 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",
         **_with_sources(checkpoint, options),
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {ends}",
-        "end tokens": _ends(checkpoint),
+        "end tokens": _ends(checkpoint, codec),
         **({} if config.tie_word_embeddings or not checkpoint.raw.get("tie_word_embeddings") else _OWN_HEAD),
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
@@ -158,14 +158,15 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
     }
 
 
-def _ends(checkpoint: Checkpoint) -> str:
+def _ends(checkpoint: Checkpoint, codec: TextCodec) -> str:
     """The end tokens, each with the files that name it."""
     from service.model.end_tokens import end_tokens
     from service.model.files import read_keys
 
+    named = checkpoint.config.eos_token_ids
     sources = end_tokens(checkpoint.path, read_keys(checkpoint.path))
-    ends = (f"{token} by {', '.join(sources.get(token, ['default']))}" for token in checkpoint.config.eos_token_ids)
-    return "; ".join(ends) or "none"
+    others = {token: ["default" if token in named else "the chat template"] for token in codec.end_tokens(named)}
+    return "; ".join(f"{token} by {', '.join(files)}" for token, files in (others | sources).items()) or "none"
 
 
 def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:

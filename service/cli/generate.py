@@ -83,7 +83,7 @@ def command(
                 bad_words_token_ids=codec.encode_bad_words(bad_word or ()),
             ),
             max_new_tokens,
-            frozenset(checkpoint.config.eos_token_ids),
+            frozenset(codec.end_tokens(checkpoint.config.eos_token_ids)),
             grammar=grammar,
         )
         events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)

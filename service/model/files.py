@@ -49,7 +49,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def _fetched(repository: str, revision: str | None) -> Path:
-    """A repository of the hub; one that is not found by the other spelling of numbers, `1_7b` for `1.7b`, if that is."""
+    """The folder of a hub name. One that is not found is tried in the other spelling, `1_7b` for `1.7b`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -63,7 +63,8 @@ def _fetched(repository: str, revision: str | None) -> Path:
                 _log.warning("%r was not found on the hub, and %r is taken", repository, other)
                 return Path(folder)
         why = " ".join(str(error).split())
-        raise CheckpointError(f"{repository!r} could not be fetched from the hub: {why}") from error
+        name = f"{repository}@{revision}" if revision else repository
+        raise CheckpointError(f"{name!r} could not be fetched from the hub: {why}") from error
 
 
 def pinned(name: str, path: Path) -> str:

@@ -59,7 +59,7 @@ class Replica:
         for warning in (self._codec.template.warning, self._codec.warning(info.config.vocab_size)):
             if warning:
                 _log.warning("%s", warning)
-        self._eos = frozenset(info.config.eos_token_ids)
+        self._eos = frozenset(self._codec.end_tokens(info.config.eos_token_ids))
         self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
         self._control = ReplicaControl(replica, make_card(settings, info, self._codec), engine, settings)
         self.control = self._control.run
