@@ -165,8 +165,8 @@ def _ends(checkpoint: Checkpoint, codec: TextCodec) -> str:
 
     named = checkpoint.config.eos_token_ids
     sources = end_tokens(checkpoint.path, read_keys(checkpoint.path))
-    others = {token: ["default" if token in named else "the chat template"] for token in codec.end_tokens(named)}
-    return "; ".join(f"{token} by {', '.join(files)}" for token, files in (others | sources).items()) or "none"
+    ends = {token: ["default" if token in named else "the chat template"] for token in codec.end_tokens(named)}
+    return "; ".join(f"{token} by {', '.join(files)}" for token, files in (ends | sources).items()) or "none"
 
 
 def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:

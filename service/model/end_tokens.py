@@ -63,8 +63,9 @@ def _text(file: str, value: object) -> str | None:
 def _token_of(path: Path, text: str, vocab: object) -> int | None:
     """The token of a text. None for none, or one that the model lacks and so never writes."""
     token = _looked_up(path, text)
-    known = isinstance(token, int) and not isinstance(token, bool) and token >= 0
-    return token if known and not (isinstance(vocab, int) and token >= vocab) else None
+    if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+        return None
+    return None if isinstance(vocab, int) and token >= vocab else token
 
 
 def _looked_up(path: Path, text: str) -> object:

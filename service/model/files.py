@@ -56,11 +56,11 @@ def _fetched(repository: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(_FILES)))
     except Exception as error:  # the hub client raises many unrelated types
-        other = _SEPARATOR.sub(lambda match: "_" if match[0] == "." else ".", repository)
-        if other != repository and isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError):
+        spelling = _SEPARATOR.sub(lambda match: "_" if match[0] == "." else ".", repository)
+        if spelling != repository and isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError):
             with suppress(Exception):
-                folder = snapshot_download(other, revision=revision, allow_patterns=list(_FILES))
-                _log.warning("%r was not found on the hub, and %r is taken", repository, other)
+                folder = snapshot_download(spelling, revision=revision, allow_patterns=list(_FILES))
+                _log.warning("%r was not found on the hub, and %r is taken", repository, spelling)
                 return Path(folder)
         why = " ".join(str(error).split())
         name = f"{repository}@{revision}" if revision else repository

@@ -62,9 +62,9 @@ class CheckedWeights:
             if zero[_of_layer(name)] == all_names[_of_layer(name)] and not _LAST.search(name)
         ]
         if empty:
-            raise CheckpointError(f"{self._path}: {_said(empty)}, as in a save without numbers")
+            raise CheckpointError(f"{self._path}: {_listed(empty)}, as in a save without numbers")
         if self._zero:
-            _log.warning("%s: %s", self._path, _said(self._zero))
+            _log.warning("%s: %s", self._path, _listed(self._zero))
 
 
 def _bounds(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -79,7 +79,7 @@ def _of_layer(name: str) -> str:
     return _EXPERT.sub(".experts.", name)
 
 
-def _said(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"zero throughout: {', '.join(map(repr, names[:_SHOWN]))}{more}"

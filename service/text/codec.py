@@ -73,7 +73,7 @@ class TextCodec:
         beyond = sorted(token for token in self._special.get_vocab().values() if token >= model_size)
         if not beyond:
             return None
-        tokens = f"{len(beyond)} tokens, such as {beyond[0]}, that the model with its {model_size} tokens lacks"
+        tokens = f"{len(beyond)} tokens beyond the model's {model_size}, from {beyond[0]} on"
         return f"the tokenizer has {tokens}; prompts with their texts are refused"
 
     @property
@@ -90,11 +90,11 @@ class TextCodec:
         """The control token that the chat template writes after an assistant's message, if there is one."""
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": (content := "turn")}]
         try:
-            _, found, rest = self.template.render(messages, answer=False).rpartition(content)
+            _, message, rest = self.template.render(messages, answer=False).rpartition(content)
         except InvalidRequest:
             return []
-        first = self.encode_rendered(rest.lstrip())[:1] if found else []
-        return [token for token in first if token in self._control]
+        ids = self.encode_rendered(rest.lstrip()) if message else []
+        return [token for token in ids[:1] if token in self._control]
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which marks are tokens. InvalidRequest if the vocabulary cannot write it."""

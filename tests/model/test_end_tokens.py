@@ -124,9 +124,9 @@ def test_a_familys_default_counts_where_no_file_names_one(tmp_path: Path) -> Non
     ("name", "key", "value", "message"),
     [
         *(
-            (name, "eos_token_id", value, f"{name}: eos_token_id is {shown}, expected an integer or a list of integers")
+            (name, "eos_token_id", value, f"{name}: eos_token_id is {text}, expected an integer or a list of integers")
             for name in (CONFIG, GENERATION)
-            for value, shown in (
+            for value, text in (
                 ([[3]], r"\[\[3\]\]"), ("3", "'3'"), (3.0, r"3\.0"), (True, "True"), ({"a": 3}, r"\{'a': 3\}")
             )
         ),
