@@ -173,6 +173,7 @@ CAUSAL = ("use_relay", "noise")
         (LLADA2 | {"routed_scaling_factor": 1e300}, "routed_scaling_factor is 1e\\+300, expected a finite number from"),
         (LLADA2 | {"routed_scaling_factor": 0}, "routed_scaling_factor is 0, expected a finite number from"),
         (LLADA2 | {"partial_rotary_factor": 10**400}, "partial_rotary_factor is 1000"),
+        ({"max_position_embeddings": 3}, "max_position_embeddings is 3, less than a block of 4"),
         ({"rope_theta": 1e-300}, "rope_theta is 1e-300, expected a positive number above 1 up to 1e\\+15"),
         ({"rope_theta": 1e300}, "rope_theta is 1e\\+300, expected a positive number above 1 up to 1e\\+15"),
     ],

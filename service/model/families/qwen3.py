@@ -90,6 +90,9 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
     block = block_size or optional(raw, "block_size", DEFAULT_BLOCK_SIZE)
     if not 1 <= block <= 128:
         raise CheckpointError(f"block size {block} is not supported: allowed are 1 to 128")
+    positions = positive(raw, "max_position_embeddings", _MAX_POSITIONS)
+    if positions < block:
+        raise CheckpointError(f"config.json: max_position_embeddings is {positions}, less than a block of {block}")
     ends = _token_ids(raw.get("eos_token_id"), vocab)
     if mask in ends:
         raise CheckpointError(f"config.json: mask_token_id is {mask}, which eos_token_id says is an end token")
@@ -106,7 +109,7 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         block_size=block,
         mask_token_id=mask,
         eos_token_ids=ends,
-        max_positions=positive(raw, "max_position_embeddings", _MAX_POSITIONS),
+        max_positions=positions,
         rope_theta=finite(
             "rope_theta", next((theta for theta in thetas if theta is not None), 10000.0), 1.0, _MAX_THETA
         ),
