@@ -18,6 +18,7 @@ from service.constraints.vocabulary import TokenVocabulary
 from service.decode.mode import DecodingMode
 from service.decode.registry import default_mode
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.request import check_text
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.device import pick_device, pick_dtype, settle_threads
 from service.text import TextCodec
@@ -73,17 +74,22 @@ class TextModel:
         requests = [
             GenerationRequest(
                 str(index),
-                tuple(self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)),
+                self._encoded(prompt),
                 mode or default_mode(),
                 sampling or SamplingParams(),
                 max_new_tokens,
-                frozenset(self.checkpoint.config.eos_token_ids),
+                frozenset(self.codec.end_tokens(self.checkpoint.config.eos_token_ids)),
                 grammar=grammar,
             )
             for index, prompt in enumerate(prompts)
         ]
         completions = self.engine.generate(requests)
         return [TextCompletion(self.codec.decode(completion.token_ids), completion) for completion in completions]
+
+    def _encoded(self, prompt: PromptType) -> tuple[int, ...]:
+        tokens = self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)
+        check_text(tokens, self.checkpoint.config)
+        return tuple(tokens)
 
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: a fact that an option may override -> its key in config.json, where a family has another one
 _PUBLISHED_NAMES = {"block_size": "bd_size"}
 
+_OWN_HEAD = {"output head": "its own, which differs from the embedding: tie_word_embeddings in config.json is not so"}
+
 
 @dataclass(frozen=True, slots=True)
 class _Options(ModelOptions):
@@ -46,7 +48,7 @@ def command(options: _Options) -> None:
     checkpoint = options.load()
     codec = TextCodec.load(checkpoint.path)
     losses = text_losses(checkpoint, codec.encode(TEXT))
-    facts = _facts(checkpoint, options) | _text(codec) | _memory(checkpoint) | _readings(losses)
+    facts = _facts(checkpoint, codec, options) | _text(codec) | _memory(checkpoint) | _readings(losses)
     facts["one block decoded in"] = f"{_decode_a_block(checkpoint):.3f} s"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
@@ -55,7 +57,11 @@ def command(options: _Options) -> None:
     if losses is not None:
         _refuse_other_masks(checkpoint, losses)
     unknown = unknown_keys(checkpoint.raw)
-    for warning in (codec.template.warning, unknown and f"config.json: nothing reads {', '.join(unknown)}"):
+    warnings = [codec.warning(checkpoint.config.vocab_size), codec.template.warning]
+    warnings.append(f"config.json: nothing reads {', '.join(unknown)}" if unknown else None)
+    if not codec.end_tokens(checkpoint.config.eos_token_ids):
+        warnings.append("no file names an end token, so answers end at their limit only")
+    for warning in warnings:
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
     if not options.write:
@@ -117,7 +123,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
 
 
-def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
+def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> dict[str, str]:
     from service.decode.registry import served_modes
     from service.model.attention import PagedCache
     from service.model.checkpoint import num_parameters, weight_bytes
@@ -141,6 +147,8 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         "MRP": f"{mrp.num_layers} layers, {module / 1e6:,.2f} M parameters" if mrp else "none",
         **_with_sources(checkpoint, options),
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {ends}",
+        "end tokens": _ends(checkpoint, codec),
+        **({} if config.tie_word_embeddings or not checkpoint.raw.get("tie_word_embeddings") else _OWN_HEAD),
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
         "weights": f"{weights / 2**20:,.1f} MiB as {_types(checkpoint)}",
@@ -148,6 +156,17 @@ def _facts(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
         **_devices(checkpoint),
     }
+
+
+def _ends(checkpoint: Checkpoint, codec: TextCodec) -> str:
+    """The end tokens, each with the files that name it."""
+    from service.model.end_tokens import end_tokens
+    from service.model.files import read_keys
+
+    named = checkpoint.config.eos_token_ids
+    sources = end_tokens(checkpoint.path, read_keys(checkpoint.path))
+    ends = {token: ["default" if token in named else "the chat template"] for token in codec.end_tokens(named)}
+    return "; ".join(f"{token} by {', '.join(files)}" for token, files in (ends | sources).items()) or "none"
 
 
 def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, str]:

@@ -57,6 +57,7 @@ def command(
     from service.constraints.grammars import compile_grammar
     from service.constraints.vocabulary import TokenVocabulary
     from service.engine import Engine, EngineConfig, GenerationRequest
+    from service.engine.request import check_text
     from service.errors import InvalidRequest
     from service.text import TextCodec
 
@@ -67,6 +68,7 @@ def command(
     with options.ranks(tensor_parallel_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_message(prompt)
+        check_text(ids, checkpoint.config)
         grammar = None
         if constraint is not None:
             grammar = compile_grammar(constraint, TokenVocabulary.for_checkpoint(codec, checkpoint.config))
@@ -81,7 +83,7 @@ def command(
                 bad_words_token_ids=codec.encode_bad_words(bad_word or ()),
             ),
             max_new_tokens,
-            frozenset(checkpoint.config.eos_token_ids),
+            frozenset(codec.end_tokens(checkpoint.config.eos_token_ids)),
             grammar=grammar,
         )
         events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)

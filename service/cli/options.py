@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,10 +80,12 @@ class ModelOptions:
         """The options of loading. Raises SettingsError."""
         from service.model import LoadOptions
         from service.model.device import pick_device, pick_dtype
+        from service.model.families.qwen3 import MAX_SCALE
         from service.model.quantization.schemes import scheme_named
 
-        if self.mrp_scale is not None and not math.isfinite(self.mrp_scale):
-            raise SettingsError(f"mrp_scale is {self.mrp_scale}, expected a finite number", param="mrp_scale")
+        if self.mrp_scale is not None and not 0 < abs(self.mrp_scale) <= MAX_SCALE:
+            expected = f"expected a finite number from {-MAX_SCALE:g} to {MAX_SCALE:g} and not 0"
+            raise SettingsError(f"mrp_scale is {self.mrp_scale}, {expected}", param="mrp_scale")
         device = pick_device(self.device)
         return LoadOptions(
             pick_dtype(self.dtype, device),

@@ -51,7 +51,7 @@ class TokenVocabulary:
     @classmethod
     def for_checkpoint(cls, codec: Any, config: Any) -> TokenVocabulary:
         """The vocabulary of a checkpoint, by its `TextCodec` and `ModelConfig`. The model may have more tokens."""
-        return cls(codec.definition, max(codec.vocab_size, config.vocab_size), config.eos_token_ids)
+        return cls(codec.definition, max(codec.vocab_size, config.vocab_size), codec.end_tokens(config.eos_token_ids))
 
     def is_text(self, token: int) -> bool:
         """Whether a token is text: no control token, no end token, no logit without a token."""

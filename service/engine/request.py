@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -353,6 +353,17 @@ def _check_tokens(request: GenerationRequest, model: ModelConfig) -> None:
     forbidden = words.union(model.edit_token_ids or (), request.stop_token_ids if sampling.min_tokens else ())
     if all(token in forbidden for token in range(model.vocab_size) if token != mask):
         raise InvalidRequest("bad_words and min_tokens leave no token of the vocabulary", param="bad_words")
+
+
+def check_text(tokens: Sequence[int], model: ModelConfig, param: str = "prompt") -> None:
+    """InvalidRequest in words about a text, if its tokenizer gave it a token that the model does not take.
+
+    `param`: the field with the text.
+    """
+    bad = next((token for token in tokens if token >= model.vocab_size or token == model.mask_token_id), None)
+    if bad is not None:
+        allowed = f"the model takes tokens 0 to {model.vocab_size - 1} without the mask token {model.mask_token_id}"
+        raise InvalidRequest(f"{param} has text that is token {bad} of the tokenizer, {allowed}", param=param)
 
 
 def _check_prompt(prompt: tuple[int, ...], model: ModelConfig, *, scored: bool) -> None:

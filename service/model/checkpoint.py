@@ -1,6 +1,7 @@
 """Checkpoints: loading one whole, saving one. Called by the engine's owners (service, command line) and by training."""
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,11 @@ from service.model.quantization.schemes import (
     published_scheme,
     scales_per_row,
 )
+from service.model.weight_checks import CheckedWeights
 from service.model.weight_mapping import WeightSource
-from service.model.weights import WeightFiles, check_numbers, empty_networks, load_networks, published_weights
+from service.model.weights import WeightFiles, empty_networks, has_own_head, load_networks, published_weights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +85,19 @@ class Checkpoint:
 def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Checkpoint:
     """Loads a backbone and, if the checkpoint has one, its MRP module.
 
-    `name`: a folder, or a hub name such as `heavyball/sdar-1.7b-mrp-3lyr`. CheckpointError names the file, key or
+    `name`: a folder, or a hub name such as `heavyball/sdar-1_7b-mrp-3lyr`. CheckpointError names the file, key or
     weight that is missing, not used or of another shape.
     """
     options = options or LoadOptions()
     path = resolve(name)
     raw = read_config(path)
-    # A shard of a weight is read on the CPU, where only that part of the file is read.
-    source = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
+    # A shard of a weight is read on the CPU, where only that part of the file is read. The first rank checks the whole.
+    source: WeightSource = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
+    checked = CheckedWeights(path, source, options.dtype)
     with out_of_memory_as(CheckpointError(f"{path}: there is no memory for a checkpoint of these sizes")):
-        return build_checkpoint(path, raw, source, options)
+        checkpoint = build_checkpoint(path, raw, source if options.shard.rank else checked, options)
+    checked.finish()
+    return checkpoint
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
@@ -99,10 +106,13 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     check_quantization(config.quantization, torch.device(options.device))
     if published := published_scheme(raw):
         source = PrequantizedWeights(source, published)
+    if config.tie_word_embeddings and options.device != "meta" and has_own_head(config, source, options.dtype):
+        _log.warning(
+            "%s: config.json ties the output head to the embedding, but the files have another: it is used", path
+        )
+        config = replace(config, tie_word_embeddings=False)
     checkpoint = Checkpoint(path, config, raw, *load_networks(path, config, source, options), options.shard)
     for network in checkpoint.networks:
-        for name, weight in network.named_parameters():
-            check_numbers(path, name, weight, weight.dtype)
         network.to(options.device).eval().requires_grad_(False)
         for owner in network.modules():
             for name, table in owner.named_buffers(recurse=False):  # no file has them: weights have their type already

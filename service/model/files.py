@@ -4,9 +4,10 @@ A checkpoint is a local folder or a hub name. Only safetensors are read, single 
 remote code.
 """
 
-import json
+import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +15,19 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from service.errors import CheckpointError
+from service.model.end_tokens import end_tokens
 from service.model.families import family_name
+from service.model.json_files import parsed
+
+_log = logging.getLogger(__name__)
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
 #: files of adapters, without which the weights are another model (UNO's are Qwen3's, which are causal)
 _ADAPTERS = ("adapter_config.json", "adapter")
 #: the folders of a revision in the hub's local cache: `models--OWNER--MODEL/snapshots/COMMIT`
 _REPOSITORY, _SNAPSHOTS = "models--", "snapshots"
+#: what some names write as a dot and others as an underscore
+_SEPARATOR = re.compile(r"(?<=\d)[._](?=\d)")
 
 
 def resolve(name: str | Path) -> Path:
@@ -38,13 +45,26 @@ def resolve(name: str | Path) -> Path:
     repository, _, revision = str(name).partition("@")
     if repository.count("/") != 1 or repository.startswith((".", "/", "~")):
         raise CheckpointError(f"{str(name)!r} is neither a folder nor a hub name such as 'owner/model'")
+    return _fetched(repository, revision or None)
+
+
+def _fetched(repository: str, revision: str | None) -> Path:
+    """The folder of a hub name. One that is not found is tried in the other spelling, `1_7b` for `1.7b`."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(_FILES)))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(_FILES)))
     except Exception as error:  # the hub client raises many unrelated types
+        spelling = _SEPARATOR.sub(lambda match: "_" if match[0] == "." else ".", repository)
+        if spelling != repository and isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError):
+            with suppress(Exception):
+                folder = snapshot_download(spelling, revision=revision, allow_patterns=list(_FILES))
+                _log.warning("%r was not found on the hub, and %r is taken", repository, spelling)
+                return Path(folder)
         why = " ".join(str(error).split())
-        raise CheckpointError(f"{str(name)!r} could not be fetched from the hub: {why}") from error
+        name = f"{repository}@{revision}" if revision else repository
+        raise CheckpointError(f"{name!r} could not be fetched from the hub: {why}") from error
 
 
 def pinned(name: str, path: Path) -> str:
@@ -74,13 +94,15 @@ def read_config(path: Path) -> dict[str, Any]:
         if (path / adapter).exists():
             raise CheckpointError(f"{path} has {adapter}: adapters are not supported; merge it into the weights first")
     module = published_module(path, raw)
-    return raw | {"eos_token_id": _end_tokens(path, raw)} | (module.keys if module else {})
+    ends = [*end_tokens(path, raw)]
+    named = {} if ends in ([], [raw.get("eos_token_id")]) else {"eos_token_id": ends}
+    return raw | named | (module.keys if module else {})
 
 
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys of config.json as they are, its family checked."""
     try:
-        raw = _parsed(path / "config.json")
+        raw = parsed(path / "config.json")
     except FileNotFoundError:
         raise CheckpointError(f"{path} has no config.json") from None
     except (OSError, ValueError) as error:
@@ -91,33 +113,6 @@ def read_keys(path: Path) -> dict[str, Any]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}/{error.message}") from None
     return keys
-
-
-def _parsed(file: Path) -> Any:
-    """The JSON of a file. A pipe is refused: reading it may wait without end."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is no file")
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
-    """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
-    from_config = raw.get("eos_token_id")
-    file = path / "generation_config.json"
-    if not file.is_file():
-        return from_config
-    try:
-        from_generation = _parsed(file).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    lists = [
-        [] if value is None else value if isinstance(value, list) else [value]
-        for value in (from_config, from_generation)
-    ]
-    return list(dict.fromkeys(lists[0] + lists[1]))
 
 
 def check_weights(path: Path) -> None:
@@ -140,7 +135,7 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            shards = sorted(set(_parsed(index)["weight_map"].values()))
+            shards = sorted(set(parsed(index)["weight_map"].values()))
             files = [path / Path(shard).name for shard in shards]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             expected = "`weight_map` with a file for every weight is expected in JSON"
@@ -158,7 +153,7 @@ def weight_files(path: Path) -> list[Path]:
 # the kind itself. An operator's option wins. docs/modules.md has the table. Source: README.md and scripts of
 # heavyball-research/multi-token-residual-prediction at commit 3f237b4.
 
-#: `sdar-4b-mrp-3lyr-k2`, and `sdar-1_7b-mrp-3lyr` as the published scripts write it
+#: `sdar-4b-mrp-3lyr-k2`, and `sdar-1_7b-mrp-3lyr`, which some of the published scripts write with a dot
 _NAME = re.compile(r"(sdar-(?:1[._]7b|4b|8b)-mrp-3lyr)(-k2|-direct)?", re.IGNORECASE)
 #: the folder of a repository in the hub's local cache
 _CACHED = "models--heavyball--"
@@ -187,6 +182,6 @@ def published_module(folder: Path, raw: Mapping[str, Any]) -> PublishedModule | 
     folder = folder.absolute()
     for name in (folder.name, folder.resolve().name, folder.parent.parent.name):
         if match := _NAME.fullmatch(name.removeprefix(_CACHED)):
-            size, kind = match[1].lower().replace("_", "."), (match[2] or "").lower()
+            size, kind = match[1].lower().replace(".", "_"), (match[2] or "").lower()
             return PublishedModule(size + kind, kind != "-direct", 2.0 if kind == "-k2" else 1.0)
     return None

@@ -7,7 +7,7 @@ The new numbers are copied into the loaded tensors. So captured graphs, compiled
 stay valid. Replicas (`service/replica`) and ranks (`service/parallel`) call this.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from service.errors import CheckpointError, OutOfMemory
 from service.model.checkpoint import Checkpoint, config_of
 from service.model.config import CheckedUpdate, ModelConfig, Shard
 from service.model.device import give_back, out_of_memory_as
-from service.model.files import read_config, resolve
+from service.model.files import read_config, read_keys, resolve
 from service.model.parameter_builder import LoadOptions
 from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.quantization.schemes import PublishedScheme, published_scheme
+from service.model.weight_checks import CheckedWeights
 from service.model.weight_mapping import WeightSource
-from service.model.weights import MRP_PREFIX, OverlaidWeights, WeightFiles, check_numbers, load_networks
+from service.model.weights import HEAD, MRP_PREFIX, OverlaidWeights, WeightFiles, has_own_head, load_networks
 
 
 def check_update(
@@ -32,15 +33,23 @@ def check_update(
 ) -> CheckedUpdate:
     """Checks that the weights of folders can replace the served ones. Reads configs, headers, and the newest weights.
 
-    CheckpointError, which names the first field or weight that differs, or that has a number that is not finite.
+    CheckpointError, which names the first field or weight that differs, or whose numbers cannot be right.
     `served`: the config of the whole model. `partial`: the last folder may have any of the weights; else it has the
     whole backbone, with or without MRP.
     """
     checked = _check_shapes(folders, served, options, partial=partial)
     path = resolve(folders[-1])
-    weights = WeightFiles(path)
+    files = WeightFiles(path)
+    weights = CheckedWeights(path, files, options.dtype)
     for name in weights.names:  # a diverged training writes NaN
-        check_numbers(path, name, weights.read(name), options.dtype)
+        weights.read(name)
+    weights.finish()
+    if served.tie_word_embeddings and HEAD in files.names:
+        older = (WeightFiles(resolve(folder)) for folder in checked.folders[:-1])
+        if has_own_head(served, OverlaidWeights((*older, files)), options.dtype):
+            raise CheckpointError(
+                f"{path}: {HEAD!r} is not the embedding, of which the served weights have one for both"
+            )
     return checked
 
 
@@ -51,7 +60,7 @@ def _check_shapes(folders: Sequence[str], served: ModelConfig, options: LoadOpti
     if not newest.names:
         raise CheckpointError(f"{paths[-1]}: its files have no weights")
     has_mrp = any(name.startswith(MRP_PREFIX) for name in newest.names)
-    _check_config(paths[-1], served, options, partial=partial, has_mrp=has_mrp)
+    _check_config(paths[-1], served, options, newest.names, partial=partial)
     wide = replace(served, quantization=None)
     if not partial:
         _build(paths[-1], wide if has_mrp else replace(wide, mrp=None), newest, options)
@@ -135,10 +144,13 @@ def _build(path: Path, config: ModelConfig, source: WeightSource, options: LoadO
     load_networks(path, config, source, replace(options, device="meta", shard=Shard()))
 
 
-def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, partial: bool, has_mrp: bool) -> None:
+def _check_config(
+    path: Path, served: ModelConfig, options: LoadOptions, names: Collection[str], *, partial: bool
+) -> None:
     """CheckpointError if config.json does not equal the config of the served weights. `partial`: it may be missing.
 
-    Without weights of MRP, its part of the config does not count.
+    `names`: the folder's weights. What they do not have, or say themselves, does not count: MRP's part of the config,
+    and whether the head is tied. A trainer saves no tokenizer, so end tokens may be missing.
     """
     if partial and not (path / "config.json").exists():
         return
@@ -146,13 +158,18 @@ def _check_config(path: Path, served: ModelConfig, options: LoadOptions, *, part
     if published_scheme(raw) is not None:
         raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be updated")
     config = config_of(raw, options)
-    difference = next(_differences(config if has_mrp else replace(config, mrp=served.mrp), served), None)
-    if difference is not None:
+    if not any(name.startswith(MRP_PREFIX) for name in names):
+        config = replace(config, mrp=served.mrp)
+    if config.tie_word_embeddings and HEAD in names:
+        config = replace(config, tie_word_embeddings=served.tie_word_embeddings)
+    if {*config.eos_token_ids} <= {*served.eos_token_ids}:
+        config = replace(config, eos_token_ids=served.eos_token_ids)
+    if difference := next(_differences(config, served), None):
         raise CheckpointError(f"{path}: {difference}")
 
 
 def _published_scheme_of(path: Path) -> PublishedScheme | None:
-    return published_scheme(read_config(path)) if (path / "config.json").exists() else None
+    return published_scheme(read_keys(path)) if (path / "config.json").exists() else None
 
 
 def _differences(new: Any, served: Any, owner: str = "") -> Iterator[str]:

@@ -4,6 +4,7 @@ Every weight must be there, be used and have its shape. The backbone's family ma
 config file.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,15 @@ from service.model.weight_mapping import WeightMapping, WeightSource, prefixed
 #: bytes that are read from a file before it is opened anew
 _MAX_MAPPED = 2**26
 MRP_PREFIX = "mrp_modules.0.model."
+#: the output head, which a tied config leaves out or repeats
+HEAD = "lm_head.weight"
+#: tables that libraries save beside weights, and that the network makes itself; transformers and vLLM skip them, too
+_TABLE = re.compile(
+    r"(^|\.)(rotary_(pos_)?emb\.(\w*inv_freq|(cos|sin|cos_sin)_cached?)"
+    r"|(self_)?att(n|ention)\.(masked_)?bias|position_ids)$"
+)
+#: the rows of two matrices that are compared at once
+_COMPARED_ROWS = 4096
 
 
 class WeightFiles:
@@ -44,7 +54,7 @@ class WeightFiles:
         self._files: dict[str, Path] = {}
         for file in weight_files(path):
             with open_file(file, "pt") as opened:
-                self._files |= dict.fromkeys(opened.keys(), file)
+                self._files |= {name: file for name in opened.keys() if not _TABLE.search(name)}  # noqa: SIM118 (no dict)
 
     @property
     def names(self) -> Collection[str]:
@@ -119,7 +129,7 @@ def load_networks(
     builder = ParameterBuilder(path, config, source, options)
     unused = set(source.names)
     if config.tie_word_embeddings:
-        unused.discard("lm_head.weight")
+        unused.discard(HEAD)
     scheme = None if config.quantization is None else scheme_named(config.quantization)
     for target in list(_targets(shard_config, *networks)):
         mapping = target.mapping_in(source.names)
@@ -134,6 +144,21 @@ def load_networks(
     if config.tie_word_embeddings:
         networks[0].tie()
     return networks
+
+
+def has_own_head(config: ModelConfig, source: WeightSource, dtype: torch.dtype) -> bool:
+    """Whether a source with a tied config has a head that differs from the embedding. transformers uses it, too.
+
+    `dtype`: the served type, in which they are compared.
+    """
+    embedding = FAMILIES[config.family].weight_mappings(config, "embed_tokens.weight")[0][0].name
+    if not {HEAD, embedding} <= {*source.names}:
+        return False
+    matrices = [source.read(name) for name in (HEAD, embedding)]
+    if matrices[0].shape != matrices[1].shape:
+        return True
+    parts = zip(*(matrix.split(_COMPARED_ROWS) for matrix in matrices), strict=True)
+    return not all(torch.equal(head.to(dtype), rows.to(dtype)) for head, rows in parts)
 
 
 def published_weights(
@@ -194,14 +219,3 @@ def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping,
     owner, _, leaf = target.name.rpartition(".")
     wide = builder.concatenated(shape, mapping)
     setattr(target.module.get_submodule(owner), leaf, nn.Parameter(wide, requires_grad=False))
-
-
-def check_numbers(path: Path, name: str, weight: Tensor, dtype: torch.dtype) -> None:
-    """CheckpointError for a weight with NaN, or with a number that is infinite as `dtype`.
-
-    Every answer would be wrong, without an error. Integers and 8-bit numbers are not looked at.
-    """
-    if weight.is_floating_point() and weight.itemsize > 1 and weight.numel():
-        largest = torch.finfo(dtype).max
-        if not all(abs(bound) <= largest for bound in torch.stack(weight.aminmax()).tolist()):
-            raise CheckpointError(f"{path}: {name!r} has numbers that are not finite as {dtype}")

@@ -78,7 +78,7 @@ def read_examples(folder: Path) -> tuple[Example, ...]:
     try:
         before, begin, rest = (folder / "README.md").read_text(encoding="utf-8").partition("---\n")
         front_matter = yaml.safe_load(rest.partition("\n---")[0]) if begin and not before else None
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ()
     widgets = front_matter.get("widget") if isinstance(front_matter, dict) else None
     return tuple(_examples(widgets if isinstance(widgets, list) else []))[:_MAX_EXAMPLES]

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
-from service.engine.request import LogprobsRequest, Stats
+from service.engine.request import LogprobsRequest, Stats, check_text
 from service.engine_process.client import EngineProcessClient
 from service.errors import PromptTooLong
 from service.messages.replica_status import Snapshot, Status
@@ -56,9 +56,10 @@ class Replica:
         self._replica, self._engine, self._metrics, self._tracing = replica, engine, metrics, tracing
         info = engine.info
         self._codec = TextCodec.load(info.path)
-        if self._codec.template.warning:
-            _log.warning("%s", self._codec.template.warning)
-        self._eos = frozenset(info.config.eos_token_ids)
+        for warning in (self._codec.template.warning, self._codec.warning(info.config.vocab_size)):
+            if warning:
+                _log.warning("%s", warning)
+        self._eos = frozenset(self._codec.end_tokens(info.config.eos_token_ids))
         self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
         self._control = ReplicaControl(replica, make_card(settings, info, self._codec), engine, settings)
         self.control = self._control.run
@@ -178,6 +179,8 @@ class Replica:
         return await self._run(len(text), lambda: tuple(self._codec.encode(text)))
 
     def _request(self, request: ReplicaRequest, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
+        if request.token_ids is None:
+            check_text(prompt, self._engine.info.config, "prompt" if request.messages is None else "messages")
         sent = request.resume.token_ids
         if waited_s >= request.timeout_s and not sent:
             raise too_late(request)

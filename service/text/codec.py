@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
+from service.text import check_tokenizer_config
 from service.text.detokenizer import TextStream, TokenTextStream
 from service.text.template import ChatTemplate, Messages, TokenAliases, ToolDefinitions
 
@@ -50,10 +52,13 @@ class TextCodec:
     def load(cls, folder: str | Path) -> TextCodec:
         """Loads tokenizer.json, or by AutoTokenizer. Runs no remote code. CheckpointError if loading fails."""
         path = Path(folder)
+        check_tokenizer_config(path)
         kind = PreTrainedTokenizerFast if (path / "tokenizer.json").is_file() else AutoTokenizer
         try:
             tokenizer: Any = kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-            return cls(tokenizer)
+            codec = cls(tokenizer)
+            codec.template.source.encode()  # half a character cannot be
+            return codec
         except Exception as error:  # the libraries raise many unrelated types
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {reason}") from error
@@ -63,10 +68,33 @@ class TextCodec:
         """The number of tokens, added tokens included."""
         return self._special.get_vocab_size()
 
+    def warning(self, model_size: int) -> str | None:
+        """For operators: the tokens that a model of `model_size` tokens lacks. More rows than tokens are usual."""
+        beyond = sorted(token for token in self._special.get_vocab().values() if token >= model_size)
+        if not beyond:
+            return None
+        tokens = f"{len(beyond)} tokens beyond the model's {model_size}, from {beyond[0]} on"
+        return f"the tokenizer has {tokens}; prompts with their texts are refused"
+
     @property
     def definition(self) -> str:
         """The tokenizer as `tokenizer.json` writes it, with all added tokens."""
         return self._special.to_str()
+
+    def end_tokens(self, named: Iterable[int]) -> tuple[int, ...]:
+        """The tokens that end an answer: those that files name, and the one by which the chat template ends a turn."""
+        return tuple(dict.fromkeys([*named, *self._turn_end]))
+
+    @cached_property
+    def _turn_end(self) -> list[int]:
+        """The control token that the chat template writes after an assistant's message, if there is one."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": (content := "turn")}]
+        try:
+            _, message, rest = self.template.render(messages, answer=False).rpartition(content)
+        except InvalidRequest:
+            return []
+        ids = self.encode_rendered(rest.lstrip()) if message else []
+        return [token for token in ids[:1] if token in self._control]
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which marks are tokens. InvalidRequest if the vocabulary cannot write it."""

@@ -48,6 +48,28 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert "each of 8" not in report
 
 
+def test_check_says_which_files_name_the_end_tokens_and_whether_the_head_is_tied(run, capsys, caplog, copied):
+    file = copied / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True, "eos_token_id": 7}))
+    (copied / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert run("check", copied, "--device", "cpu") == 0
+    report = " ".join(capsys.readouterr().out.split())
+    assert "512 tokens, mask 509, end [7, 9, 510]" in report
+    ends = "7 by config.json, generation_config.json; 9 by generation_config.json; 510 by tokenizer_config.json"
+    assert f"end tokens {ends} output head its own, which differs from the embedding" in report
+    assert "config.json ties the output head to the embedding, but the files have another: it is used" in caplog.text
+
+
+def test_check_warns_of_a_model_that_no_token_ends(run, capsys, copied):
+    for file, key in (("config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token")):
+        content = json.loads((copied / file).read_text())
+        (copied / file).write_text(json.dumps({name: value for name, value in content.items() if name != key}))
+    assert run("check", copied, "--device", "cpu") == 0
+    output = capsys.readouterr()
+    assert "end tokens none" in " ".join(output.out.split())
+    assert "warning: no file names an end token, so answers end at their limit only" in output.err
+
+
 def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):
     assert run("check", tmp_path) == 1
     assert capsys.readouterr().err == f"mrp-serve: {tmp_path} has no config.json\n"

@@ -164,6 +164,18 @@ CAUSAL = ("use_relay", "noise")
         ({"eos_token_id": -5}, "eos_token_id -5 is outside the vocabulary of 64"),
         ({"eos_token_id": True}, "eos_token_id is True, expected an integer"),
         ({"eos_token_id": [1, "2"]}, r"eos_token_id is \[1, '2'\], expected an integer or a list"),
+        ({"eos_token_id": 60}, "mask_token_id is 60, which eos_token_id says is an end token"),
+        ({"eos_token_id": [61, 60]}, "mask_token_id is 60, which eos_token_id says is an end token"),
+        *(
+            ({"mrp_scale": value}, "mrp_scale is .*, expected a finite number from -1000 to 1000 and not 0")
+            for value in (1e300, -1e300, 0, 0.0, float("inf"), float("nan"), True, "2", [2], 10**400)
+        ),
+        (LLADA2 | {"routed_scaling_factor": 1e300}, "routed_scaling_factor is 1e\\+300, expected a finite number from"),
+        (LLADA2 | {"routed_scaling_factor": 0}, "routed_scaling_factor is 0, expected a finite number from"),
+        (LLADA2 | {"partial_rotary_factor": 10**400}, "partial_rotary_factor is 1000"),
+        ({"max_position_embeddings": 3}, "max_position_embeddings is 3, less than a block of 4"),
+        ({"rope_theta": 1e-300}, "rope_theta is 1e-300, expected a positive number above 1 up to 1e\\+15"),
+        ({"rope_theta": 1e300}, "rope_theta is 1e\\+300, expected a positive number above 1 up to 1e\\+15"),
     ],
 )
 def test_a_value_that_is_not_supported_is_named(changes: dict[str, Any], message: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,79 @@ def test_other_formats_are_refused_with_those_that_are_read(config: Any, message
     with pytest.raises(CheckpointError, match=message) as caught:
         parse_config(tiny_config(quantization_config=config))
     assert "read are compressed-tensors of 8 bits, symmetric" in caught.value.message
+
+
+STRANGE = (None, True, -1, 0, 10**400, 3.0, float("nan"), "x", [], [3], ["x"], [[3]], {}, {"a": 1}, {"a": "x"})
+GROUPED = compressed("int-quantized", GROUP | {"dynamic": False, "actorder": None}, "int")
+GROUPED |= {"sparsity_config": {"format": "dense"}, "transform_config": None}
+
+
+def paths_in(value: Any, start: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    yield start
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from paths_in(value[key], (*start, key))
+
+
+def replaced(whole: Any, path: tuple[Any, ...], value: object) -> Any:
+    if not path:
+        return value
+    copy = dict(whole) if isinstance(whole, dict) else list(whole)
+    copy[path[0]] = replaced(whole[path[0]], path[1:], value)
+    return copy
+
+
+NOT_SUPPORTED = "config.json: quantization_config is not supported: "
+
+
+def refusal(config: Any) -> str | None:
+    try:
+        parse_config(tiny_config(quantization_config=config))
+    except CheckpointError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("config", [QWEN, GROUPED, compressed("float-quantized", CHANNEL | {"strategy": "block"})])
+def test_any_value_of_any_part_is_taken_or_refused_in_one_line(config: dict[str, Any]) -> None:
+    for path in paths_in(config):
+        for value in STRANGE:
+            message = refusal(replaced(config, path, value))
+            assert message is None or (message.startswith(NOT_SUPPORTED) and "\n" not in message), (path, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "message"),
+    [
+        ("w8a8", "", f"zero throughout: {Q!r}"),
+        ("w8a8", "_scale", f"zero throughout: '{Q}_scale'"),
+        ("fp8 of Qwen3", "", f"zero throughout: {Q!r}"),
+        ("w8a16 packed", "_packed", f"zero throughout: '{Q}_packed'"),
+        ("fp8 a row", "_scale", f"'{Q}_scale' has numbers that are not finite"),
+    ],
+)
+def test_numbers_in_8_bits_that_cannot_be_right_are_refused(
+    tmp_path: Path, name: str, suffix: str, message: str
+) -> None:
+    small, _ = publish(tmp_path, GOLDEN_NAMES[0], name)
+    key, number = f"{Q}{suffix}", float("nan") if "finite" in message else 0
+
+    def change(weights: dict[str, Tensor]) -> None:
+        kind = weights[key].dtype
+        weights[key] = torch.full_like(weights[key].float(), number).to(kind)
+
+    change_weights(small, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(small)
+
+
+def test_a_head_in_8_bits_beside_a_tied_flag_is_used(tmp_path: Path) -> None:
+    small, meant = publish(tmp_path, GOLDEN_NAMES[0], "fp8 of Qwen3", wide=())
+    for folder in (small, meant):
+        change_config(folder, tie_word_embeddings=True)
+    checkpoints = [load_checkpoint(folder) for folder in (small, meant)]
+    assert not any(checkpoint.config.tie_word_embeddings for checkpoint in checkpoints)
+    torch.testing.assert_close(*(checkpoint.backbone.head for checkpoint in checkpoints), rtol=1e-6, atol=0)
 
 
 def test_blocks_may_be_named_as_older_files_do() -> None:

@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "modules.md"
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "published_config.json").read_text("utf-8"))
 _LARGE = {"num_hidden_layers": 36, "max_window_layers": 36, "num_attention_heads": 32}
 SIZES: dict[str, dict[str, Any]] = {
-    "1.7b": {},
+    "1_7b": {},
     "4b": {**_LARGE, "hidden_size": 2560, "intermediate_size": 9728, "block_size": 4},
     "8b": {**_LARGE, "hidden_size": 4096, "intermediate_size": 12288},
 }
@@ -58,7 +58,7 @@ def test_a_published_module_is_known_by_its_name(tmp_path: Path, name: str, loca
 
 
 def test_the_names_of_the_published_scripts(tmp_path: Path) -> None:
-    folder = write(tmp_path / "sdar-1_7b-mrp-3lyr-k2", PUBLISHED)
+    folder = write(tmp_path / "sdar-1.7b-mrp-3lyr-k2", PUBLISHED)
     assert read_config(folder)["mrp_scale"] == 2.0
     (tmp_path / "current").symlink_to(folder)
     assert read_config(tmp_path / "current")["mrp_scale"] == 2.0

@@ -77,7 +77,10 @@ def without_mrp(folder: Path) -> None:
         (lambda folder: change_weights(folder, lambda w: w.pop("lm_head.weight")), "'lm_head.weight' is missing"),
         (lambda folder: change_weights(folder, lambda w: w.update(more=torch.zeros(1))), "not used, first: more"),
         (lambda folder: change_config(folder, rope_theta=5.0), r"rope_theta is 5\.0, that of the served weights is"),
-        (lambda folder: change_config(folder, eos_token_id=3), r"eos_token_ids is \(3,\), that of the served weights"),
+        (
+            lambda folder: change_config(folder, eos_token_id=3),
+            r"eos_token_ids is \(3, 510\), that of the served weights",
+        ),
         (without_mrp, r"weight 'mrp_modules\.0\.model\.\S+' is missing"),
     ],
 )

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -77,8 +79,9 @@ class TestLoading:
 
     @pytest.mark.parametrize("stored", [False, True])
     def test_tied_embeddings_with_or_without_a_stored_head(self, folder: Path, stored: bool) -> None:
-        if not stored:
-            change_weights(folder, lambda w: w.pop("lm_head.weight"))
+        change_weights(folder, lambda w: w.pop("lm_head.weight"))
+        if stored:
+            change_weights(folder, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
         change_config(folder, tie_word_embeddings=True)
         backbone = load_checkpoint(folder).backbone
         assert backbone.lm_head.weight is backbone.embed_tokens.weight
@@ -229,11 +232,42 @@ class TestNames:
             return str(FIRST)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-        assert load_checkpoint("heavyball/sdar-1.7b-mrp-3lyr").path == FIRST
-        assert calls[0][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", None)
+        assert load_checkpoint("heavyball/sdar-1_7b-mrp-3lyr").path == FIRST
+        assert calls[0][:2] == ("heavyball/sdar-1_7b-mrp-3lyr", None)
         assert not {pattern for pattern in calls[0][2] if pattern.endswith((".bin", ".py", ".pt", "*"))}
-        assert resolve("heavyball/sdar-1.7b-mrp-3lyr@v1.0") == FIRST
-        assert calls[1][:2] == ("heavyball/sdar-1.7b-mrp-3lyr", "v1.0")
+        assert resolve("heavyball/sdar-1_7b-mrp-3lyr@v1.0") == FIRST
+        assert calls[1][:2] == ("heavyball/sdar-1_7b-mrp-3lyr", "v1.0")
+
+    @pytest.mark.parametrize("error", [RepositoryNotFoundError, LocalEntryNotFoundError])
+    @pytest.mark.parametrize(
+        ("name", "there", "fetched"),
+        [
+            ("heavyball/sdar-1.7b-mrp-3lyr", "heavyball/sdar-1_7b-mrp-3lyr", True),
+            ("JetLM/SDAR-1_7B-Chat", "JetLM/SDAR-1.7B-Chat", True),
+            ("a/b-1_7b", "a/b-1_7b", True),
+            ("a/b-1_7b", "a/b-17b", False),
+            ("a/b_c", "a/b.c", False),  # no number
+        ],
+    )
+    def test_a_name_that_is_not_found_is_tried_in_the_other_spelling(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        error: type[Exception],
+        name: str,
+        there: str,
+        fetched: bool,
+    ) -> None:
+        def snapshot_download(repository: str, *, revision: str | None, **_: object) -> str:
+            if repository == there and revision == "v1":
+                return str(FIRST)
+            raise error.__new__(error, f"no {repository}")
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        with nullcontext() if fetched else pytest.raises(CheckpointError, match=f"'{name}@v1' could not be fetched"):
+            assert resolve(f"{name}@v1") == FIRST
+        messages = [f"'{name}' was not found on the hub, and '{there}' is taken"]
+        assert caplog.messages == (messages if fetched and name != there else [])
 
     def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def snapshot_download(name: str, **_: object) -> str:

@@ -18,7 +18,17 @@ def test_texts_and_chats_of_the_hubs_form(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "front", ["widget: soon", "widget:\n- text: 7", "widget:\n- messages: [{role: user}]", "widget: [", "- a list", ""]
+    "front",
+    [
+        "widget: soon",
+        "widget:\n- text: 7",
+        "widget:\n- messages: [{role: user}]",
+        "widget: [",
+        "- a list",
+        "",
+        "[" * 100_000,
+    ],
+    ids=lambda front: front[:9],
 )
 def test_an_entry_without_a_prompt_is_left_out(tmp_path, front):
     assert card(tmp_path, front) == ()

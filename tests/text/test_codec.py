@@ -1,5 +1,7 @@
 """Text to ids and back: literal control tokens stay text, characters stay whole, stop texts are found."""
 
+import json
+import shutil
 import sys
 import threading
 import time
@@ -10,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
-from service.text import TextCodec
+from service.text import TextCodec, check_tokenizer
 from tests.text.templates import CHATML as TEMPLATE
 from tests.tiny import GOLDEN
 
@@ -165,3 +167,36 @@ def test_a_folder_without_a_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> N
     for folder in (tmp_path, str(tmp_path)):
         with pytest.raises(CheckpointError, match=str(tmp_path)):
             TextCodec.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(
+            ({"chat_template": value}, "chat_template is .*, expected a text, or a list of objects with `name`")
+            for value in (True, 3, 2.5, [3], [{"a": 1}], [[]])
+        ),
+        *(
+            ({"added_tokens_decoder": value}, "added_tokens_decoder is .*, expected an object")
+            for value in (None, True, 3, [])
+        ),
+        *(
+            (
+                {"added_tokens_decoder": {key: value}},
+                f"added_tokens_decoder has .* for token '{key}', expected an object",
+            )
+            for key, value in (("5", 3), ("5", {"content": 5}), ("x", {"content": "a"}), ("5", None))
+        ),
+        ({"chat_template": "\ud800"}, "UnicodeEncodeError"),
+    ],
+)
+def test_a_value_of_tokenizer_config_json_is_refused_by_its_key(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path / "a"))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    for load in (TextCodec.load, check_tokenizer)[: 1 if "Error" in message else 2]:
+        with pytest.raises(CheckpointError, match=f"the tokenizer cannot be loaded: .*{message}") as refused:
+            load(folder)
+        assert "\n" not in refused.value.message

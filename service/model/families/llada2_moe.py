@@ -5,7 +5,6 @@ inclusionAI's trainer merges them, a weight for each projection of all experts. 
 `modeling_llada2_moe.py` (inclusionAI/dFactory).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -162,7 +161,7 @@ def _groups(raw: Mapping[str, Any], num_experts: int, per_token: int) -> GroupsC
 
 
 def _scale(raw: Mapping[str, Any]) -> float:
-    return qwen3.finite("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
+    return qwen3.factor("routed_scaling_factor", raw["routed_scaling_factor"])
 
 
 def _edit_tokens(raw: Mapping[str, Any], config: ModelConfig) -> tuple[int, int] | None:
@@ -180,8 +179,8 @@ def _edit_tokens(raw: Mapping[str, Any], config: ModelConfig) -> tuple[int, int]
 
 def _rotary_dim(factor: object, head_dim: int) -> int:
     """The number of rotated numbers of a head."""
-    size = int(head_dim * factor) if isinstance(factor, int | float) and math.isfinite(factor) else 0
-    if size < 2 or size % 2 or size > head_dim:
+    size = int(head_dim * factor) if isinstance(factor, int | float) and 0 < factor <= 1 else 0
+    if size < 2 or size % 2:
         raise CheckpointError(
             f"config.json: partial_rotary_factor is {factor!r}, expected a share of head_dim {head_dim} that is even"
         )

@@ -38,6 +38,8 @@ _KV_HEADS = ShardDim(0, kv_heads=True)
 _MAX_LAYERS, MAX_COUNT, _MAX_WIDTH = 1024, 2**14, 2**20
 #: the most tokens of the vocabulary, positions of the rotary table, and the largest epsilon of norms
 _MAX_VOCABULARY, _MAX_POSITIONS, _MAX_EPSILON = 2**24, 2**22, 1.0
+#: the largest factor of an output, and base of the rotary table: beyond them numbers are not finite
+MAX_SCALE, _MAX_THETA = 1000.0, 1e15
 #: types of weights that config.json may name. The setting `dtype` decides
 _DTYPES = frozenset(
     {"auto", "bfloat16", "double", "float", "float16", "float32", "float64", "float8_e4m3fn", "half", "int8"}
@@ -88,6 +90,12 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
     block = block_size or optional(raw, "block_size", DEFAULT_BLOCK_SIZE)
     if not 1 <= block <= 128:
         raise CheckpointError(f"block size {block} is not supported: allowed are 1 to 128")
+    positions = positive(raw, "max_position_embeddings", _MAX_POSITIONS)
+    if positions < block:
+        raise CheckpointError(f"config.json: max_position_embeddings is {positions}, less than a block of {block}")
+    ends = _token_ids(raw.get("eos_token_id"), vocab)
+    if mask in ends:
+        raise CheckpointError(f"config.json: mask_token_id is {mask}, which eos_token_id says is an end token")
     thetas = (raw.get("rope_theta"), _rope(raw, "rope_parameters").get("rope_theta"))
     return ModelConfig(
         family=str(raw["model_type"]),
@@ -100,9 +108,11 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         head_dim=head_dim,
         block_size=block,
         mask_token_id=mask,
-        eos_token_ids=_token_ids(raw.get("eos_token_id"), vocab),
-        max_positions=positive(raw, "max_position_embeddings", _MAX_POSITIONS),
-        rope_theta=finite("rope_theta", next((theta for theta in thetas if theta is not None), 10000.0)),
+        eos_token_ids=ends,
+        max_positions=positions,
+        rope_theta=finite(
+            "rope_theta", next((theta for theta in thetas if theta is not None), 10000.0), 1.0, _MAX_THETA
+        ),
         rms_norm_eps=finite("rms_norm_eps", raw.get("rms_norm_eps", 1e-6), most=_MAX_EPSILON),
         tie_word_embeddings=flag(raw, "tie_word_embeddings", default=False),
         mrp=_mrp(raw, block),
@@ -168,7 +178,7 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
     return MrpConfig(
         num_layers=layers,
         residual=flag(raw, "mrp_residual", default=True),
-        scale=finite("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
+        scale=factor("mrp_scale", raw.get("mrp_scale", 1.0)),
         default_steps=steps,
     )
 
@@ -213,10 +223,17 @@ def _rope(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def finite(key: str, value: object, above: float = 0.0, most: float = math.inf) -> float:
     """Checks that a value is a finite number above `above` and up to `most`, and no text."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf or value > most:
-        kind = "positive" if above == 0 else "finite"
-        limit = "" if most == math.inf else f" up to {most:g}"
-        raise CheckpointError(f"config.json: {key} is {value!r}, expected a {kind} number{limit}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most or value == math.inf:
+        limits = (f" above {above:g}" if above else "") + ("" if most == math.inf else f" up to {most:g}")
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive number{limits}")
+    return float(value)
+
+
+def factor(key: str, value: object) -> float:
+    """Checks that a value is a factor that leaves numbers finite, and not all zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < abs(value) <= MAX_SCALE:
+        limits = f"from {-MAX_SCALE:g} to {MAX_SCALE:g} and not 0"
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a finite number {limits}")
     return float(value)
 
 

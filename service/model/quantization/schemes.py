@@ -129,10 +129,11 @@ def _compressed_tensors(config: Mapping[str, Any]) -> PublishedScheme:
     for key in ("kv_cache_scheme", "transform_config"):
         if config.get(key):
             raise _not_supported(f"{key} is {config[key]!r}")
-    sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
+    sparsity = _part(config, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
         raise _not_supported(f"sparsity_config has the format {sparsity!r}")
-    groups = list((config.get("config_groups") or {}).values())
+    parts = _part(config, "config_groups")
+    groups = [_part(parts, name) for name in parts]
     schemes = {_group_scheme(group, group.get("format") or config.get("format")) for group in groups}
     if len(schemes) != 1:
         raise _not_supported(f"config_groups has {len(schemes)} kinds of matrices")
@@ -140,7 +141,8 @@ def _compressed_tensors(config: Mapping[str, Any]) -> PublishedScheme:
 
 
 def _group_scheme(group: Mapping[str, Any], file_format: object) -> PublishedScheme:
-    weights, activations = group.get("weights") or {}, group.get("input_activations")
+    weights = _part(group, "weights")
+    activations = None if group.get("input_activations") is None else _part(group, "input_activations")
     if file_format not in _FORMATS:
         raise _not_supported(f"format is {file_format!r}")
     kind, plain = weights.get("type", "int"), weights.get("symmetric", True) and not weights.get("dynamic")
@@ -153,6 +155,14 @@ def _group_scheme(group: Mapping[str, Any], file_format: object) -> PublishedSch
     if not token or activations.get("num_bits") != 8 or not activations.get("symmetric", True) or block[1] is not None:
         raise _not_supported(f"input_activations are {dict(activations)}, weights {dict(weights)}")
     return PublishedScheme("w8a8", *block)
+
+
+def _part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object of a key; empty for none."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise _not_supported(f"{key} is {value!r}")
+    return value or {}
 
 
 def _scale_block(weights: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
@@ -153,6 +154,49 @@ class TestChat:
         assert detail["param"] == "messages"
         assert detail["message"] == "the chat template cannot be used: never"
         assert detail["message"] in caplog.messages
+
+
+class TestFewerRows:
+    """A model with 511 tokens, and a tokenizer with one more: the unknown word."""
+
+    @pytest.fixture
+    def small(self, make_generator: MakeGenerator, tmp_path: Path) -> Replica:
+        raw = copied(tmp_path, chat_template=TEMPLATE).raw
+        (tmp_path / "config.json").write_text(json.dumps({**raw, "vocab_size": UNKNOWN}), "utf-8")
+        weights = load_file(tmp_path / "model.safetensors")
+        cut = {name: weights[name][:UNKNOWN].clone() for name in ("model.embed_tokens.weight", "lm_head.weight")}
+        save_file(weights | cut, tmp_path / "model.safetensors")
+        return make_generator("r0", load_checkpoint(tmp_path))
+
+    async def test_a_text_with_a_token_that_the_model_lacks_is_refused_in_words_about_it(self, small):
+        allowed = f"the model takes tokens 0 to {UNKNOWN - 1} without the mask token 509"
+        fields = {"prompt": "w5 unheard", "messages": [{"role": "user", "content": "w5 unheard"}]}
+        async with over(small) as http:
+            for name, value in fields.items():
+                detail = await refused(http, body(prompt_token_ids=None, **{name: value}))
+                assert detail["param"] == name
+                assert detail["message"] == f"{name} has text that is token {UNKNOWN} of the tokenizer, {allowed}"
+                answer = await http.post(
+                    "/v1/score", json={"model": "golden", "items": [{name: value}], "labels": ["w1"]}
+                )
+                assert f"has text that is token {UNKNOWN} of the tokenizer" in answer.text
+            detail = await refused(http, body(bad_words=["unheard"]))
+            assert (detail["param"], detail["message"][:23]) == ("bad_words", f"bad_words has token {UNKNOWN}")
+            detail = await refused(http, body(prompt_token_ids=[UNKNOWN]))
+            assert detail["message"] == f"prompt_token_ids has {UNKNOWN}, allowed are 0 to {UNKNOWN - 1}"
+            await ask(http, body(prompt_token_ids=None, prompt="w5", stop_token_ids=[UNKNOWN]))
+
+    async def test_its_constrained_answers_have_the_models_tokens_only(self, small):
+        fields = {"choice": ["w5 w6", "unheard"], "max_new_tokens": 16}
+        async with over(small) as http:
+            answer = await http.post("/generate", json=body(prompt_token_ids=[5], **fields))
+        assert answer.status_code in {200, 422}
+        assert UNKNOWN not in answer.json().get("token_ids", [])
+
+    @pytest.mark.usefixtures("small")
+    def test_it_is_said_at_the_start(self, caplog):
+        [message] = [record.getMessage() for record in caplog.get_records("setup")]
+        assert message.startswith(f"the tokenizer has 1 tokens beyond the model's {UNKNOWN}, from {UNKNOWN} on")
 
 
 class TestBytes:
