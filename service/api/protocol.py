@@ -114,7 +114,7 @@ class NamedModel(StrictModel):
 class Message(StrictModel):
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: str
 
 

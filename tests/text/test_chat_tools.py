@@ -17,10 +17,7 @@ OTHER = (
     "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}<arg_key>{% endfor %}{% endfor %}"
 )
-REFUSING = TEMPLATES["chatml"].replace(
-    "{% for", "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('none of these') }}{% endif %}"
-    "{{ tools | tojson if tools }}{% for", 1
-)  # fmt: skip
+REFUSING = "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('none of these') }}{% endif %}" + JOINED
 
 
 def texts(parts: list[str]) -> st.SearchStrategy[str]:
