@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from service.api.answers import Decoded
 from service.api.content import joined, part_text, past_arguments
-from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel, ToolName
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
@@ -102,7 +102,7 @@ class ToolParam(LenientModel):
     """
 
     type: Literal["custom"] | None = None
-    name: ToolName
+    name: str
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON schema of an object")
     strict: bool | None = None

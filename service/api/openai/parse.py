@@ -17,9 +17,9 @@ from service.api.parse import (
     further_request,
     parse_body,
     to_replica_request,
-    with_types_served,
 )
 from service.api.protocol import MAX_ANSWERS, Json
+from service.api.tool_fields import with_tools_served
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse
 
@@ -110,7 +110,7 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
 def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
     check_last_turn(body.get("messages"), "messages")
-    body = with_types_served(body, "tools", FUNCTION, context.ignored)
+    body = with_tools_served(body, FUNCTION, ("function", "parameters"), context.ignored)
     request = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
