@@ -145,14 +145,14 @@ class ChatTemplate:
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
 
     def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
-        """The text of the messages, arranged as the template needs it. Raises what it raised first."""
-        refusal: Exception | None = None
+        """The text of the messages, arranged as the template needs it. Raises what it raised last."""
+        refusal = Exception("no form was tried")
         for form in self._arrangements[bool(tools)].forms(messages):
             try:
                 return self._filled(form, answer, tools, **options)
             except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
-                refusal = refusal or error
-        raise refusal or AssertionError("no form was tried")
+                refusal = error
+        raise refusal
 
     def _filled(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
         copies = [dict(message) for message in messages]

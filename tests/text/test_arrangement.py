@@ -177,7 +177,7 @@ def test_a_template_that_shows_no_calls_is_given_no_tools() -> None:
         assert problem in codec_of(template.replace("CHECK", "")).template.tools_problem
 
 
-def test_a_refusal_has_the_first_words_of_the_template() -> None:
+def test_a_refusal_has_the_words_of_the_template() -> None:
     codec = codec_of(raising("'bad' in messages[-1].content", "not <|im_end|> this") + TEMPLATES["system first"])
     for messages in (talk("us"), [*talk("us"), {"role": "user", "content": "bad"}]):
         if messages[-1]["content"] != "bad":
