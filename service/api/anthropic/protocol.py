@@ -63,7 +63,7 @@ class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])]
+    input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])] = {}  # noqa: RUF012
 
 
 #: the texts of blocks are joined by line ends
@@ -89,7 +89,7 @@ class MessageParam(StrictModel):
         list[MessageBlock],
         Field(fail_fast=True),
         BeforeValidator(_blocks_of, json_schema_input_type=str | list[MessageBlock]),
-    ]
+    ] = []  # noqa: RUF012
 
 
 # --- tools and thinking ----------------------------------------------------------------------------

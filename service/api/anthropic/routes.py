@@ -5,6 +5,7 @@ from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from service.api import fields
 from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
 from service.api.chats import Chat, chat_request, tool_result
@@ -43,9 +44,16 @@ _HINTS = frozenset(
 )
 
 #: client fields that need a state or a server of Anthropic
-_REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
+_REFUSED: Final = {
+    **fields.RELIED,
+    "container": "",
+    "max_new_tokens": "max_tokens",
+    "mcp_servers": "",
+    "n_predict": "max_tokens",
+    "stop": "stop_sequences",
+}
 
-FIELDS = BodyFields({"mcp_servers": ([],)}, _REFUSED, _HINTS)
+FIELDS = BodyFields({**fields.NEUTRAL, "mcp_servers": ([],)}, _REFUSED, _HINTS)
 
 _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 

@@ -27,6 +27,7 @@ FIELDS = BodyFields(
         "max_completion_tokens": "max_output_tokens",
         "max_new_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
+        "n_predict": "max_output_tokens",
         "messages": "input",
         "prompt": "input",
     },

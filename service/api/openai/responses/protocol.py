@@ -21,7 +21,7 @@ class MessageItem(LenientModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text
+    content: Text = ""
 
 
 class CallItem(LenientModel):
@@ -30,7 +30,7 @@ class CallItem(LenientModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)] = {}  # noqa: RUF012
 
 
 class ResultItem(LenientModel):
@@ -38,7 +38,7 @@ class ResultItem(LenientModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Text
+    output: Text = ""
 
 
 class ThoughtPart(LenientModel):
