@@ -19,18 +19,20 @@ _CALLS: Final = frozenset({"custom_tool_call", "function_call"})
 _RESULTS: Final = frozenset(f"{call}_output" for call in _CALLS)
 
 
-def with_paired_items(items: list[Any], others: frozenset[str]) -> list[Any]:
-    """Items of Responses; calls and results of all kinds are those of functions. `others`: types that are no calls.
+def with_paired_items(items: list[Any], other_types: frozenset[str]) -> list[Any]:
+    """Items of Responses; calls and results of all kinds become calls and results of functions.
+
+    `other_types`: the types that are neither.
 
     What is left out stays as it is: the route skips the types that it does not know.
     """
     results = {_call_id(item) for item in items if _kind(item).endswith("_output")}
-    calls = {_call_id(item) for item in items if not _kind(item).endswith("_output") and _kind(item) not in others}
+    calls = {_call_id(item) for item in items if not _kind(item).endswith("_output") and _kind(item) not in other_types}
     paired = (results & calls) - {None}
     made = list[Any]()
     for item in items:
         kind = _kind(item)
-        if kind in others or not (kind in _CALLS | _RESULTS or _call_id(item) in paired):
+        if kind in other_types or not (kind in _CALLS | _RESULTS or _call_id(item) in paired):
             made.append(item)
         elif kind.endswith("_output"):
             output = item.get("output", item.get("result"))

@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import Final
 
 from service.text.conversations import (
-    Message,
-    Messages,
+    Turn,
+    Turns,
     calls_of,
     with_parts,
     with_short_ids,
@@ -29,7 +29,7 @@ from service.text.conversations import (
 )
 from service.text.tools.calls import assistant_message, tool_message
 
-Change = Callable[[Messages], list[Message]]
+Change = Callable[[Turns], list[Turn]]
 
 #: all changes, in the order in which they are made
 _CHANGES: Final[tuple[Change, ...]] = (
@@ -62,20 +62,20 @@ _A, _B, _C, _D, _E, _F, _G = _WORDS
 _LONG_IDS: Final = ("call_0123456789abcdef01234567", "call_76543210fedcba9876543210")
 
 
-def _said(role: str, text: str) -> Message:
+def _turn(role: str, text: str) -> Turn:
     return {"role": role, "content": text}
 
 
-_PROBES: Final[tuple[Messages, ...]] = (
-    (_said("user", _A),),
-    (_said("system", _A), _said("user", _B)),
-    (_said("system", _A), _said("system", _B), _said("user", _C), _said("assistant", _D), _said("system", _E),
-     _said("user", _F), _said("system", _G)),
-    (_said("assistant", _A), _said("assistant", _B), _said("user", _C), _said("user", _D)),
-    (_said("assistant", _A),),
-    (_said("user", _A), assistant_message("", [(_LONG_IDS[0], _B, {"c": _C})]),
-     tool_message(_LONG_IDS[0], _B, _D), _said("assistant", _E), _said("user", _F)),
-    (_said("user", _A), assistant_message("", [(made, _B, {"c": _C}) for made in _LONG_IDS]),
+_PROBES: Final[tuple[Turns, ...]] = (
+    (_turn("user", _A),),
+    (_turn("system", _A), _turn("user", _B)),
+    (_turn("system", _A), _turn("system", _B), _turn("user", _C), _turn("assistant", _D), _turn("system", _E),
+     _turn("user", _F), _turn("system", _G)),
+    (_turn("assistant", _A), _turn("assistant", _B), _turn("user", _C), _turn("user", _D)),
+    (_turn("assistant", _A),),
+    (_turn("user", _A), assistant_message("", [(_LONG_IDS[0], _B, {"c": _C})]),
+     tool_message(_LONG_IDS[0], _B, _D), _turn("assistant", _E), _turn("user", _F)),
+    (_turn("user", _A), assistant_message("", [(made, _B, {"c": _C}) for made in _LONG_IDS]),
      *(tool_message(made, _B, text) for made, text in zip(_LONG_IDS, (_D, _E), strict=True))),
 )  # fmt: skip
 
@@ -87,7 +87,7 @@ class Arrangement:
     calls.
     """
 
-    def __init__(self, fill: Callable[[Messages], str]) -> None:
+    def __init__(self, fill: Callable[[Turns], str]) -> None:
         self._fill = fill
         self._always, self._refused = list[Change](), list[Change]()
         self.refusal: Exception | None = None
@@ -96,33 +96,34 @@ class Arrangement:
                 self._learn(probe)
         self.writes_calls = with_written_calls not in (*self._always, *self._refused)
 
-    def forms(self, messages: Messages) -> Iterator[list[Message]]:
+    def forms(self, messages: Turns) -> Iterator[list[Turn]]:
         """The forms of a conversation that are tried, until the template takes one."""
-        changes, last = list(self._always), list[Message]()
-        for more in ([], self._refused, *([change] for change in _LAST)):
+        changes, last = list(self._always), list[Turn]()
+        further: list[list[Change]] = [[], self._refused, *([change] for change in _LAST)]
+        for more in further:
             changes += more
             form = _changed(messages, changes)
             if form != last:
                 yield form
             last = form
 
-    def _learn(self, probe: Messages) -> bool:
+    def _learn(self, probe: Turns) -> bool:
         """Adds the fewest changes with which the template shows all texts of a probe. Returns whether there are any."""
-        known = [*self._always, *self._refused]
-        shown, refusal = self._shows(probe, known)
-        if shown:
+        present = [*self._always, *self._refused]
+        complete, refusal = self._shows(probe, present)
+        if complete:
             return True
         if any(map(calls_of, probe)):
             self.refusal = self.refusal or refusal
-        further = [change for change in _CHANGES if change not in known]
+        further = [change for change in _CHANGES if change not in present]
         sets = (changes for count in range(1, _MOST + 1) for changes in combinations(further, count))
         for changes in sorted(sets, key=lambda changes: with_written_calls in changes):  # rather the template's own
-            if self._shows(probe, [*known, *changes])[0]:
+            if self._shows(probe, [*present, *changes])[0]:
                 (self._refused if refusal else self._always).extend(changes)
                 return True
         return False
 
-    def _shows(self, probe: Messages, changes: Sequence[Change]) -> tuple[bool, Exception | None]:
+    def _shows(self, probe: Turns, changes: Sequence[Change]) -> tuple[bool, Exception | None]:
         """Whether the template shows all texts of a probe, and what it raised."""
         try:
             text = self._fill(_changed(probe, changes))
@@ -132,7 +133,7 @@ class Arrangement:
         return all(word in text for word in _WORDS if word in texts), None
 
 
-def _changed(messages: Messages, changes: Sequence[Change]) -> list[Message]:
+def _changed(messages: Turns, changes: Sequence[Change]) -> list[Turn]:
     made = list(messages)
     for change in _CHANGES:
         if change in changes:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from service.text.tools.formats import TOOL_FORMATS
 
-Message = Mapping[str, Any]
-Messages = Sequence[Message]
+Turn = Mapping[str, Any]
+Turns = Sequence[Turn]
 
 #: the text between two texts that become one message
 _BETWEEN: Final = "\n\n"
@@ -19,31 +19,31 @@ _BETWEEN: Final = "\n\n"
 _WRITTEN: Final = TOOL_FORMATS["qwen3"]
 
 
-def with_short_ids(messages: Messages) -> list[Message]:
+def with_short_ids(messages: Turns) -> list[Turn]:
     """Ids of nine letters, as Mistral's templates demand them."""
     names = dict[str, str]()
 
     def short(call_id: str) -> str:
         return names.setdefault(call_id, f"call{len(names):05}")
 
-    made = list[Message]()
+    made = list[Turn]()
     for message in messages:
         calls = [{**call, "id": short(call["id"])} for call in calls_of(message)]
-        changed = {"tool_calls": calls} if calls else {}
+        changed: dict[str, Any] = {"tool_calls": calls} if calls else {}
         if message.get("tool_call_id"):
             changed = {"tool_call_id": short(message["tool_call_id"])}
         made.append({**message, **changed})
     return made
 
 
-def with_texts_as_arguments(messages: Messages) -> list[Message]:
+def with_texts_as_arguments(messages: Turns) -> list[Turn]:
     """The arguments of calls as JSON text, as DeepSeek's templates put them together."""
     return [_with_calls(message, [_with_text(call) for call in calls_of(message)]) for message in messages]
 
 
-def with_single_calls(messages: Messages) -> list[Message]:
+def with_single_calls(messages: Turns) -> list[Turn]:
     """One call in a message, and its result behind it."""
-    made, by_call = list[list[Message]](), dict[str, list[Message]]()
+    made, by_call = list[list[Turn]](), dict[str, list[Turn]]()
     for message in messages:
         if message["role"] == "tool" and message["tool_call_id"] in by_call:
             by_call[message["tool_call_id"]].append(message)
@@ -56,9 +56,9 @@ def with_single_calls(messages: Messages) -> list[Message]:
     return [message for group in made for message in group]
 
 
-def with_written_calls(messages: Messages) -> list[Message]:
+def with_written_calls(messages: Turns) -> list[Turn]:
     """Calls as text of the assistant, their results as text of the user."""
-    made = list[Message]()
+    made = list[Turn]()
     for is_result, group in groupby(messages, lambda message: bool(message["role"] == "tool")):
         if is_result:
             texts = (f"<tool_response>\n{message['content']}\n</tool_response>" for message in group)
@@ -68,7 +68,7 @@ def with_written_calls(messages: Messages) -> list[Message]:
     return made
 
 
-def _with_written(message: Message) -> Message:
+def _with_written(message: Turn) -> Turn:
     if not (calls := calls_of(message)):
         return message
     written = _WRITTEN.written(*((call["function"]["name"], _json(call)) for call in calls))
@@ -76,14 +76,14 @@ def _with_written(message: Message) -> Message:
     return {**_without(message, "tool_calls"), "content": text}
 
 
-def with_systems_first(messages: Messages) -> list[Message]:
+def with_systems_first(messages: Turns) -> list[Turn]:
     """One system message at the beginning, with all texts of the others."""
     systems = [message for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
-    return [_joined(systems), *others] if systems else others
+    turns = [message for message in messages if message["role"] != "system"]
+    return [_joined(systems), *turns] if systems else turns
 
 
-def with_user(messages: Messages) -> list[Message]:
+def with_user(messages: Turns) -> list[Turn]:
     """A user's empty message before the first turn, if the user says nothing."""
     if any(message["role"] == "user" for message in messages):
         return list(messages)
@@ -91,22 +91,22 @@ def with_user(messages: Messages) -> list[Message]:
     return [*messages[:first], _EMPTY, *messages[first:]]
 
 
-def with_systems_in_user(messages: Messages) -> list[Message]:
+def with_systems_in_user(messages: Turns) -> list[Turn]:
     """No system message: its text begins the first message of the user."""
-    first, *others = with_systems_first(messages) or [_EMPTY]
+    first, *turns = with_systems_first(messages) or [_EMPTY]
     if first["role"] != "system":
-        return [first, *others]
-    if others and others[0]["role"] == "user":
-        return [_joined((first, others[0]), role="user"), *others[1:]]
-    return [{**first, "role": "user"}, *others]
+        return [first, *turns]
+    if turns and turns[0]["role"] == "user":
+        return [_joined((first, turns[0]), role="user"), *turns[1:]]
+    return [{**first, "role": "user"}, *turns]
 
 
-def with_turns(messages: Messages) -> list[Message]:
+def with_turns(messages: Turns) -> list[Turn]:
     """User and assistant in turn, the user first: neighbours of one role are one message, empty answers are left out.
 
     A call of a tool stays a message of its own.
     """
-    groups = list[list[Message]]()
+    groups = list[list[Turn]]()
     for message in messages:
         role, before = message["role"], groups[-1][-1] if groups else {"role": "system"}
         if role == "assistant" and not (message["content"] or calls_of(message)):
@@ -120,13 +120,13 @@ def with_turns(messages: Messages) -> list[Message]:
     return [{**group[-1], **_joined(group)} for group in groups] or [_EMPTY]
 
 
-def with_user_last(messages: Messages) -> list[Message]:
+def with_user_last(messages: Turns) -> list[Turn]:
     """A user's empty message behind an answer that is the last."""
     ends = messages[-1]["role"] == "assistant" and not calls_of(messages[-1])
     return [*messages, _EMPTY] if ends else list(messages)
 
 
-def with_parts(messages: Messages) -> list[Message]:
+def with_parts(messages: Turns) -> list[Turn]:
     """Contents as lists of parts."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}] if message["content"] else []}
@@ -134,15 +134,15 @@ def with_parts(messages: Messages) -> list[Message]:
     ]
 
 
-_EMPTY: Final[Message] = {"role": "user", "content": ""}
+_EMPTY: Final[Turn] = {"role": "user", "content": ""}
 
 
-def calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
+def calls_of(message: Turn) -> Sequence[Mapping[str, Any]]:
     """The calls of tools in a message."""
     return message.get("tool_calls") or ()
 
 
-def _with_calls(message: Message, calls: Sequence[Mapping[str, Any]]) -> Message:
+def _with_calls(message: Turn, calls: Sequence[Mapping[str, Any]]) -> Turn:
     return {**message, "tool_calls": list(calls)} if calls else message
 
 
@@ -155,11 +155,11 @@ def _json(call: Mapping[str, Any]) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _without(message: Message, name: str) -> Message:
+def _without(message: Turn, name: str) -> Turn:
     return {field: value for field, value in message.items() if field != name}
 
 
-def _joined(messages: Messages, role: str | None = None) -> Message:
-    """One message with the texts of all. `role`: its role, that of the first without."""
+def _joined(messages: Turns, role: str | None = None) -> Turn:
+    """One message with the texts of all. `role`: its role; default: the first one's."""
     texts = filter(None, (message["content"] for message in messages))
     return {"role": role or messages[0]["role"], "content": _BETWEEN.join(texts)}

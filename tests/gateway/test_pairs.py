@@ -128,8 +128,8 @@ def test_a_block_that_is_no_call_leaves_the_others(kind: str) -> None:
     turns = [*user("a"), {"role": "assistant", "content": [block, {"type": "text", "text": "c"}]}, *user("b")]
     made, _ = messages_of(parse_messages, message(messages=turns))
     assert [turn["role"] for turn in made] == ["user", "assistant", "user"]
-    shown = made[1]["content"] + made[1].get("reasoning_content", "")
-    assert ("shown" in shown) == (kind in {"compaction", "document", "image", "search_result", "text", "thinking"})
+    text = made[1]["content"] + made[1].get("reasoning_content", "")
+    assert ("shown" in text) == (kind in {"compaction", "document", "image", "search_result", "text", "thinking"})
     assert made[1]["content"].endswith("c")
 
 
@@ -153,8 +153,8 @@ SCREEN = {"type": "computer_call_output", "call_id": "one", "output": {"type": "
 def test_the_texts_of_an_items_call(call: str, output: Any, name: str, arguments: Any, content: str) -> None:
     items = [*user("a"), ITEMS[call], {"type": "function_call_output", "call_id": "one"} | output]
     made, _ = messages_of(parse_responses, response(items))
-    [shown] = made[1]["tool_calls"]
-    assert shown["function"] == {"name": name, "arguments": arguments}
+    [call_made] = made[1]["tool_calls"]
+    assert call_made["function"] == {"name": name, "arguments": arguments}
     assert made[2] == {"role": "tool", "content": content, "tool_call_id": "one", "name": name}
 
 

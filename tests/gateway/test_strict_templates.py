@@ -86,7 +86,7 @@ async def test_system_messages_between_calls_and_results(strict):
         assert await ask(http, COUNT, body) == await ask(http, COUNT, same)
 
 
-async def test_what_no_arrangement_mends_is_refused_in_the_templates_words(strict):
+async def test_a_refusal_has_the_words_of_the_template(strict):
     async with over(strict) as http:
         body = {"model": "golden", "messages": [*MIDDLE, *user("forbidden")], "max_tokens": 2}
         error = await refused(http, CHAT, body)

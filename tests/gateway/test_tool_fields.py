@@ -40,7 +40,7 @@ def test_names_that_a_call_cannot_hold_get_others() -> None:
 
 def body_of(path: str, names: list[str], chosen: str | None = None, **fields: Any) -> dict[str, Any]:
     """A body with tools and the choice of one, or of any of them."""
-    one: Any = {"type": "function", "name": chosen}
+    named: Any = {"type": "function", "name": chosen}
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     prompt = {"input": "w5"} if path == RESPONSES else {"messages": user("w5")}
     body = {"model": "golden", limit: 120, "seed": 1, "temperature": 1, **prompt}
@@ -49,7 +49,7 @@ def body_of(path: str, names: list[str], chosen: str | None = None, **fields: An
         choice: Any = {"type": "any"} if chosen is None else {"type": "tool", "name": chosen}
     elif path == RESPONSES:
         tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in names]
-        choice = "required" if chosen is None else one
+        choice = "required" if chosen is None else named
     else:
         tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in names]
         choice = "required" if chosen is None else {"type": "function", "function": {"name": chosen}}

@@ -79,8 +79,8 @@ def test_every_order_of_roles_is_shown_whole(template: str) -> None:
         contents = [message["content"] for message in messages]
         text = text_of(codec, messages)
         for role in LETTERS:
-            shown = re.findall(role + r"\d\.", text)
-            assert shown == [content for content in contents if content[0] == role], (letters, text)
+            words = re.findall(role + r"\d\.", text)
+            assert words == [content for content in contents if content[0] == role], (letters, text)
         assert re.findall(r"[ua]\d\.", text) == [word for word in contents if word[0] != "s"]
         try:
             ids = expected(whole, messages)
@@ -99,7 +99,7 @@ def turn(*parts: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("template", "letters", "shown"),
+    ("template", "letters", "text"),
     [
         ("system first", "suasu", turn("system s0.\n\ns3.", "user u1.", "assistant a2.", "user u4.")),
         ("system first", "us", turn("system s1.", "user u0.")),
@@ -116,8 +116,8 @@ def turn(*parts: str) -> str:
         ("a user last", "ua", turn("user u0.", "assistant a1.", "user ")),
     ],
 )
-def test_a_refused_order_is_arranged(template: str, letters: str, shown: str) -> None:
-    assert text_of(codec_of(TEMPLATES[template]), talk(letters)).rstrip() == shown
+def test_a_refused_order_is_arranged(template: str, letters: str, text: str) -> None:
+    assert text_of(codec_of(TEMPLATES[template]), talk(letters)).rstrip() == text
 
 
 def test_empty_answers_are_left_out_where_they_are_refused() -> None:
@@ -131,11 +131,11 @@ IDS = ("toolu_01A09q90qw90lq917835lq9", "call_2")
 WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": %d}}\n</tool_call>'
 
 
-def calling(said: str = "x") -> list[dict[str, Any]]:
+def calling() -> list[dict[str, Any]]:
     """A conversation with two calls, whose results come in the other order."""
     calls = [(call_id, "add", {"a": index}) for index, call_id in enumerate(IDS)]
     results = [tool_message(call_id, "add", f"r{call_id[-1]}") for call_id in reversed(IDS)]
-    return [*talk("u"), assistant_message(said, calls), *results, {"role": "user", "content": "b"}]
+    return [*talk("u"), assistant_message("x", calls), *results, {"role": "user", "content": "b"}]
 
 
 AS_TEXT = turn("user u0.", "assistant x\n" + WRITTEN % 0 + "\n" + WRITTEN % 1,
@@ -159,14 +159,14 @@ CALLING = {
 }
 
 
-@pytest.mark.parametrize(("template", "shown", "tools"), CALLING.values(), ids=CALLING)
-def test_calls_and_results_are_shown_together(template: str, shown: str, tools: str | None) -> None:
+@pytest.mark.parametrize(("template", "text", "tools"), CALLING.values(), ids=CALLING)
+def test_calls_and_results_are_shown_together(template: str, text: str, tools: str | None) -> None:
     codec = codec_of(template)
-    assert text_of(codec, calling()) == shown
+    assert text_of(codec, calling()) == text
     made = codec.template.tool_format
     assert (made and made.name) == tools
     if tools:
-        assert shown in text_of(codec, calling(), [TOOL])
+        assert text in text_of(codec, calling(), [TOOL])
 
 
 def test_a_template_that_shows_no_calls_is_given_no_tools() -> None:

@@ -73,9 +73,9 @@ async def test_a_field_that_changes_the_answer_is_refused(http, path):
 
 
 async def test_the_beginning_of_an_answer_is_refused(http):
-    begun = [*USER, {"role": "assistant", "content": "w6", "prefix": True}]
-    assert (await refused(http, CHAT, BODIES[CHAT] | {"messages": begun}))["param"] == "messages.1.prefix"
-    assert await ignored(http, CHAT, BODIES[CHAT] | {"messages": [*begun, *USER]}) is None
+    turns = [*USER, {"role": "assistant", "content": "w6", "prefix": True}]
+    assert (await refused(http, CHAT, BODIES[CHAT] | {"messages": turns}))["param"] == "messages.1.prefix"
+    assert await ignored(http, CHAT, BODIES[CHAT] | {"messages": [*turns, *USER]}) is None
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
