@@ -7,9 +7,9 @@ Probes at the load find the changes that a template needs. A conversation that t
 `template.py` is the caller.
 """
 
-import json
+import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, count
 from typing import Final
 
 from service.text.conversations import (
@@ -56,28 +56,22 @@ _LAST: Final = (
 #: the most changes that one probe may need
 _MOST: Final = 3
 
-#: texts that a template must show, if it takes the conversation
-_WORDS: Final = tuple(f"q{letter}word" for letter in "abcdefg")
-_A, _B, _C, _D, _E, _F, _G = _WORDS
+_WORD: Final = re.compile("q[0-9]+word")
 _LONG_IDS: Final = ("call_0123456789abcdef01234567", "call_76543210fedcba9876543210")
+_LETTERS: Final = {"s": "system", "u": "user", "a": "assistant"}
+_CALLING: Final = assistant_message("", [(call_id, "f", {"a": "x"}) for call_id in _LONG_IDS])
+_RESULTS: Final = tuple(tool_message(call_id, "f", "x") for call_id in _LONG_IDS)
 
 
-def _turn(role: str, text: str) -> Turn:
-    return {"role": role, "content": text}
+def _turns(letters: str) -> list[Turn]:
+    return [{"role": _LETTERS[letter], "content": "x"} for letter in letters]
 
 
 _PROBES: Final[tuple[Turns, ...]] = (
-    (_turn("user", _A),),
-    (_turn("system", _A), _turn("user", _B)),
-    (_turn("system", _A), _turn("system", _B), _turn("user", _C), _turn("assistant", _D), _turn("system", _E),
-     _turn("user", _F), _turn("system", _G)),
-    (_turn("assistant", _A), _turn("assistant", _B), _turn("user", _C), _turn("user", _D)),
-    (_turn("assistant", _A),),
-    (_turn("user", _A), assistant_message("", [(_LONG_IDS[0], _B, {"c": _C})]),
-     tool_message(_LONG_IDS[0], _B, _D), _turn("assistant", _E), _turn("user", _F)),
-    (_turn("user", _A), assistant_message("", [(made, _B, {"c": _C}) for made in _LONG_IDS]),
-     *(tool_message(made, _B, text) for made, text in zip(_LONG_IDS, (_D, _E), strict=True))),
-)  # fmt: skip
+    *map(_turns, ("u", "su", "ssuasus", "us", "usu", "s", "aauu", "a")),
+    (*_turns("u"), {**_CALLING, "tool_calls": _CALLING["tool_calls"][:1]}, _RESULTS[0], *_turns("au")),
+    (*_turns("u"), _CALLING, *_RESULTS),
+)
 
 
 class Arrangement:
@@ -89,48 +83,63 @@ class Arrangement:
 
     def __init__(self, fill: Callable[[Turns], str]) -> None:
         self._fill = fill
-        self._always, self._refused = list[Change](), list[Change]()
+        self._needed, self._loses = list[Change](), False  # whether it takes a conversation and leaves texts out
         self.refusal: Exception | None = None
         if self._learn(_PROBES[0]):
             for probe in _PROBES[1:]:
                 self._learn(probe)
-        self.writes_calls = with_written_calls not in (*self._always, *self._refused)
+        self.writes_calls = with_written_calls not in self._needed
 
-    def forms(self, messages: Turns) -> Iterator[list[Turn]]:
+    def forms(self, messages: Turns) -> Iterator[Turns]:
         """The forms of a conversation that are tried, until the template takes one."""
-        changes, last = list(self._always), list[Turn]()
-        further: list[list[Change]] = [[], self._refused, *([change] for change in _LAST)]
-        for more in further:
-            changes += more
+        changes, last = list(self._needed), _changed(messages, self._needed)
+        if last == list(messages) or not self._loses or self._shows(messages)[0]:
+            yield messages
+        if last != list(messages):
+            yield last
+        for change in _LAST:
+            changes.append(change)
             form = _changed(messages, changes)
             if form != last:
                 yield form
             last = form
 
     def _learn(self, probe: Turns) -> bool:
-        """Adds the fewest changes with which the template shows all texts of a probe. Returns whether there are any."""
-        present = [*self._always, *self._refused]
-        complete, refusal = self._shows(probe, present)
+        """Finds the fewest changes with which the template shows all texts of a probe. Returns whether it can."""
+        complete, refusal = self._shows(probe)
         if complete:
             return True
+        self._loses |= refusal is None
         if any(map(calls_of, probe)):
             self.refusal = self.refusal or refusal
-        further = [change for change in _CHANGES if change not in present]
-        sets = (changes for count in range(1, _MOST + 1) for changes in combinations(further, count))
+        further = [change for change in _CHANGES if change not in self._needed]
+        sets = (changes for size in range(_MOST + 1) for changes in combinations(further, size))
         for changes in sorted(sets, key=lambda changes: with_written_calls in changes):  # rather the template's own
-            if self._shows(probe, [*present, *changes])[0]:
-                (self._refused if refusal else self._always).extend(changes)
+            if self._shows(probe, [*self._needed, *changes])[0]:
+                self._needed += changes
                 return True
         return False
 
-    def _shows(self, probe: Turns, changes: Sequence[Change]) -> tuple[bool, Exception | None]:
-        """Whether the template shows all texts of a probe, and what it raised."""
+    def _shows(self, messages: Turns, changes: Sequence[Change] = ()) -> tuple[bool, Exception | None]:
+        """Whether the template shows all texts of a conversation, and what it raised. Other texts stand for them."""
+        numbers = count()
+        sketch = [_sketched(message, numbers) for message in messages]
         try:
-            text = self._fill(_changed(probe, changes))
+            text = self._fill(_changed(sketch, changes))
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             return False, error
-        texts = json.dumps(probe)
-        return all(word in text for word in _WORDS if word in texts), None
+        return len(set(_WORD.findall(text))) == next(numbers), None
+
+
+def _sketched(message: Turn, numbers: Iterator[int]) -> Turn:
+    """A message with other texts, each of which is there once in a conversation."""
+    sketch = {**message, "content": f"q{next(numbers)}word" if message.get("content") else ""}
+    if calls := calls_of(message):
+        sketch["tool_calls"] = [
+            {**call, "function": {"name": f"q{next(numbers)}word", "arguments": {"a": f"q{next(numbers)}word"}}}
+            for call in calls
+        ]
+    return sketch
 
 
 def _changed(messages: Turns, changes: Sequence[Change]) -> list[Turn]:

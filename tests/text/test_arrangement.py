@@ -47,6 +47,13 @@ TEMPLATES = {
     "leaves systems out": BODY.replace("<|im_start|>{{", "{% if m.role != 'system' %}<|im_start|>{{").replace(
         "{% endfor", "{% endif %}{% endfor"
     ),  # the first Phi-3
+    "in turn, and leaves late systems out": "{% if messages[0].role == 'system' %}{{ messages[0].content }}"
+    "{% set messages = messages[1:] %}{% endif %}"
+    + IN_TURN
+    + BODY.replace(EACH, EACH + "{% if m.role != 'system' %}").replace("{% endfor", "{% endif %}{% endfor"),  # Vicuna
+    "a system in the first turn": "{% if messages[0].role == 'system' %}{% set first = messages[0].content %}"
+    "{% set messages = messages[1:] %}{% endif %}"
+    + BODY.replace("{{ m.content", "{{ first if loop.first }}{{ m.content"),  # an older Gemma
     "parts alone": BODY.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}"),  # Llama 4
     "a user last": raising("messages[-1].role == 'assistant'", "Expected last role user") + BODY,
     "takes all": BODY,
