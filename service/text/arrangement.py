@@ -54,7 +54,7 @@ _LAST: Final = (
     with_written_calls,
 )
 #: the most changes that one probe may need
-_MOST: Final = 3
+_MOST: Final = 2
 
 _WORD: Final = re.compile("q[0-9]+word")
 _LONG_IDS: Final = ("call_0123456789abcdef01234567", "call_76543210fedcba9876543210")
