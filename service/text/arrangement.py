@@ -90,18 +90,18 @@ class Arrangement:
                 self._learn(probe)
         self.writes_calls = with_written_calls not in self._needed
 
-    def forms(self, messages: Turns) -> Iterator[Turns]:
-        """The forms of a conversation that are tried, until the template takes one."""
+    def forms(self, messages: Turns) -> Iterator[tuple[Turns, bool]]:
+        """The forms of a conversation that are tried until the template takes one, and whether probes led to each."""
         changes, last = list(self._needed), _changed(messages, self._needed)
         if last == list(messages) or not self._loses or self._shows(messages)[0]:
-            yield messages
+            yield messages, True
         if last != list(messages):
-            yield last
+            yield last, True
         for change in _LAST:
             changes.append(change)
             form = _changed(messages, changes)
             if form != last:
-                yield form
+                yield form, False
             last = form
 
     def _learn(self, probe: Turns) -> bool:

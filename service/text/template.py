@@ -145,13 +145,13 @@ class ChatTemplate:
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
 
     def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
-        """The text of the messages, arranged as the template needs it. Raises what it raised last."""
+        """The text of the messages, arranged as the template needs it. Raises its refusal of the form that probes gave."""
         refusal = Exception("no form was tried")
-        for form in self._arrangements[bool(tools)].forms(messages):
+        for form, probed in self._arrangements[bool(tools)].forms(messages):
             try:
                 return self._filled(form, answer, tools, **options)
             except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
-                refusal = error
+                refusal = error if probed else refusal
         raise refusal
 
     def _filled(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
