@@ -145,7 +145,7 @@ class ChatTemplate:
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
 
     def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
-        """The text of the messages, arranged as the template needs it. Raises its refusal of the form that probes gave."""
+        """The text of the messages, arranged as the template needs it. Raises its refusal of what the probes led to."""
         refusal = Exception("no form was tried")
         for form, probed in self._arrangements[bool(tools)].forms(messages):
             try:
