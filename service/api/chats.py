@@ -1,5 +1,6 @@
 """The prompt of a chat in any API: its messages, tools and thinking, and the constraint that they lead to."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,12 +37,13 @@ def chat_request(
     card, use, think, constraint = context.card, chat.tool_use, chat.think, constraint_of(body)
     thinking = _thinking(chat, context)
     tool_format: str | None = None
-    tools: tuple[Json, ...] = ()
+    tools, names = tuple[Json, ...](), dict[str, str]()
     if use is not None and use.callable:
         if card.tool_format is None:
             raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")
-        tool_format, tools = card.tool_format, tuple(tool.definition for tool in use.tools)
-        constraint = _calls(use, tool_format, constraint)
+        tool_format, names = card.tool_format, use.model_names
+        tools = tuple(dataclasses.replace(tool, name=names[tool.name]).definition for tool in use.tools)
+        constraint = _calls(use, names, tool_format, constraint)
         if body.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
@@ -52,8 +54,26 @@ def chat_request(
         )
     if card.thinking is None or not card.thinking.switch:
         think = None
-    prompt = Prompt(messages=chat.messages, tools=tools, think=think, constraint=constraint)
-    return to_replica_request(body, context, prompt, output), AnswerFormat(tool_format, thinking)
+    renamed = {name: made for name, made in names.items() if made != name}
+    messages = tuple(_renamed(message, renamed) for message in chat.messages) if renamed else chat.messages
+    prompt = Prompt(messages=messages, tools=tools, think=think, constraint=constraint)
+    answer_format = AnswerFormat(tool_format, thinking, {made: name for name, made in renamed.items()})
+    return to_replica_request(body, context, prompt, output), answer_format
+
+
+def _renamed(message: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    """A message of a call or of its result, with the model's names of tools. `names`: a tool's name -> the model's."""
+    made = dict(message)
+    if "name" in message:
+        made["name"] = names.get(message["name"], message["name"])
+    if calls := message.get("tool_calls"):
+        functions = [call["function"] for call in calls]
+        names_of_calls = (names.get(function["name"], function["name"]) for function in functions)
+        made["tool_calls"] = [
+            {**call, "function": {**function, "name": name}}
+            for call, function, name in zip(calls, functions, names_of_calls, strict=True)
+        ]
+    return made
 
 
 def tool_result(call_id: str, called: Mapping[str, str], content: str, param: str) -> Json:
@@ -82,16 +102,19 @@ def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begu
     return "begun" if thinking.opened_by_prompt else "may"
 
 
-def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
-    form = TOOL_FORMATS[name]
+def _calls(use: ToolUse, names: Mapping[str, str], format_: str, content: Constraint | None) -> Constraint:
+    form = TOOL_FORMATS[format_]
     forms = [
-        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict)
+        ToolCallForm(tool.name, form.head(names[tool.name]), tool.schema, form.tail, tool.param, tool.strict)
         for tool in use.callable
     ]
-    return Constraint.calls(
+    constraint = Constraint.calls(
         forms,
         opening=form.opening,
         between=form.between if use.parallel else None,
         required=use.choice == "required",
         content=content,
     )
+    types = (f"{tool.param}.type" for tool in use.callable if not tool.takes_objects)  # any arguments fit these
+    names_of_types = (".".join(part for part in path.split(".") if not part.isdecimal()) for path in types)
+    return replace(constraint, ignored=tuple(dict.fromkeys((*constraint.ignored, *names_of_types))))

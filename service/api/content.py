@@ -18,6 +18,7 @@ _TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 #: type of a part that a text model cannot read -> its name in the placeholder
 _UNREADABLE: Final = {
     "audio_url": "audio",
+    "computer_screenshot": "image",
     "document": "document",
     "file": "file",
     "image": "image",
@@ -29,6 +30,8 @@ _UNREADABLE: Final = {
     "video": "video",
     "video_url": "video",
 }
+#: types of parts with a content, such as a page that was found, or the summary of what a client left out
+_WITH_CONTENTS: Final = frozenset({"compaction", "search_result"})
 #: the most messages of a chat with their parts and calls. They are read one by one, so a body of 1 MB could take long
 MAX_PARTS: Final = 8192
 #: fields of a body with a list of objects, and fields of such an object with further ones
@@ -61,6 +64,10 @@ def part_text(part: object) -> str | None:
     if kind in _TEXTS:
         text = part.get("refusal" if kind == "refusal" else "text")
         return text if isinstance(text, str) else None
+    if kind in _WITH_CONTENTS:
+        inner = joined(part.get("content") or "", "\n")
+        texts = (part.get("title"), part.get("source"), inner)
+        return "\n".join(text for text in texts if isinstance(text, str) and text)
     return f"[{_UNREADABLE[kind]} not shown: this model reads text only]" if kind in _UNREADABLE else ""
 
 

@@ -24,6 +24,51 @@ _MOST_NAMES, _MOST_LOGGED = 32, 256
 #: a name that a header and a log line may have: no key, no prompt, no line end
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,47}(\.[A-Za-z_]\w{0,47}){0,3}", re.ASCII)
 _OTHER: Final = "other"
+#: fields of vLLM, SGLang, TGI, llama.cpp, Fireworks and Ollama that change the prompt, the weights, or what an answer
+#: may be -> the field that serves the purpose on each route, or an empty text
+RELIED: Final[Mapping[str, str]] = {
+    "adapter_id": "",
+    "allowed_token_ids": "regex",
+    "banned_strings": "bad_words",
+    "banned_tokens": "bad_words",
+    "chat_template": "",
+    "custom_logit_processor": "",
+    "documents": "",
+    "format": "response_format",
+    "guided_decoding": "response_format",
+    "input_ids": "",
+    "logits_processors": "",
+    "lora": "",
+    "lora_path": "",
+    "lora_request": "",
+    "min_new_tokens": "min_tokens",
+    "n_predict": "",
+    "no_stop_trim": "",
+    "prompt_embeds": "",
+    "prompt_truncate_len": "",
+    "session_params": "",
+    "stop_regex": "",
+    "truncate": "",
+    "truncate_prompt_tokens": "",
+}
+#: such fields -> their values that ask for nothing
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "allowed_token_ids": ([],),
+    "banned_strings": ([],),
+    "banned_tokens": ([], ""),
+    "chat_template": ("",),
+    "documents": ([],),
+    "format": ("",),
+    "logits_processors": ([],),
+    "lora": ([],),
+    "lora_path": ("",),
+    "min_new_tokens": (0,),
+    "n_predict": (-1,),
+    "no_stop_trim": (False,),
+    "session_params": ({},),
+    "stop_regex": ([], ""),
+    "truncate_prompt_tokens": (-1,),
+}
 
 _log = logging.getLogger(__name__)
 

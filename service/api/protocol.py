@@ -114,7 +114,7 @@ class NamedModel(StrictModel):
 class Message(StrictModel):
     """One message of a chat."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: str
 
 
@@ -135,7 +135,6 @@ LogitBias = dict[
     Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
 ]
 BadWord = Annotated[str, Field(min_length=1, max_length=256, pattern=r"\S")]
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 
 
 class JsonSchemaFormat(StrictModel):

@@ -48,6 +48,7 @@ def translated(body: Mapping[str, Any], ignored: IgnoredFields) -> Json:
         del fields["seed"]
         if seed != -1:  # -1: random
             fields["seed"] = seed & MAX_SEED
+    _take_nvext(fields, ignored)
     constraints = []
     if isinstance(form := fields.pop("response_format", None), Mapping):
         constraints.append(("response_format", *_response_format(form)))
@@ -59,6 +60,29 @@ def translated(body: Mapping[str, Any], ignored: IgnoredFields) -> Json:
             raise InvalidRequest(f"{name} and another constraint are given, allowed is one of them", param=name)
         fields[target] = value
     return fields
+
+
+def _take_nvext(fields: Json, ignored: IgnoredFields) -> None:
+    """Puts the constraints of NVIDIA's extension beside the other fields. Its other options are ignored."""
+    extension = fields.pop("nvext", None)
+    if extension is None:
+        return
+    if not isinstance(extension, Mapping):
+        raise InvalidRequest(f"nvext is {str(extension)[:80]!r}, an object is expected", param="nvext")
+    for name, value in extension.items():
+        if name not in _CONSTRAINTS:
+            _ignore(f"nvext.{name[:80]}", ignored)
+        elif value is not None and fields.setdefault(name, value) != value:
+            raise InvalidRequest(
+                f"nvext.{name} and another {name} are given, allowed is one of them", param=f"nvext.{name}"
+            )
+
+
+def _ignore(name: str, ignored: IgnoredFields) -> None:
+    """Adds an option that is not served. InvalidRequest if the request is strict."""
+    if ignored.strict:
+        raise InvalidRequest(f"{name} is not supported", param=name)
+    ignored.add(name)
 
 
 def _constraints(fields: Json, ignored: IgnoredFields) -> Iterator[tuple[str, str, Any]]:
@@ -81,7 +105,7 @@ def _constraints(fields: Json, ignored: IgnoredFields) -> Iterator[tuple[str, st
         elif option == "structural_tag":
             yield name, "response_format", _structural_tag(_parsed(value, name))
         else:
-            ignored.add(name)
+            _ignore(name, ignored)
 
 
 def _renamed(target: str, value: Any, name: str) -> tuple[str, Any]:

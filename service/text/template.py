@@ -18,11 +18,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import InvalidRequest
+from service.text.arrangement import Arrangement
 from service.text.tools.calls import Tool, assistant_message, tool_message
 from service.text.tools.formats import (
     REASONING_END,
@@ -103,6 +105,8 @@ class ChatTemplate:
             self.source = tokenizer.get_chat_template()
             special_tokens = {name: self._aliased(value) for name, value in tokenizer.special_tokens_map.items()}
             self._options = {**special_tokens, "chat_template": self.aliases.alias(self.source)}
+            fills = (partial(self._filled, answer=True, tools=tools) for tools in ((), (_TOOL.definition,)))
+            self._arrangements = tuple(map(Arrangement, fills))  # without and with tools
             self._probe()
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             self.warning = self.problem = f"the chat template cannot be used: {self._reason(error)}"
@@ -133,7 +137,7 @@ class ChatTemplate:
     def _render(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), think: bool | None = None) -> str:
         options = self._options if think is None else {**self._options, THINKING_OPTION: think}
         contents = [
-            {**_hidden(_with_text_marks(message, self.hidden), self._assembled), "role": message["role"]}
+            {**_hidden(_with_text_marks(message, self.hidden), self._assembled), "role": _role_of(message)}
             for message in messages
         ]
         definitions = [_hidden(_hidden(tool, self.hidden), self._assembled) for tool in tools]
@@ -141,6 +145,16 @@ class ChatTemplate:
         return self._assembled.restore(self._assembled.alias(text, self.aliases))
 
     def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
+        """The text of the messages, arranged as the template needs it. Raises its refusal of what the probes led to."""
+        refusal = Exception("no form was tried")
+        for form, probed in self._arrangements[bool(tools)].forms(messages):
+            try:
+                return self._filled(form, answer, tools, **options)
+            except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
+                refusal = error if probed else refusal
+        raise refusal
+
+    def _filled(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
         copies = [dict(message) for message in messages]
         tools_or_none: Any = list(tools) or None
         apply = self._tokenizer.apply_chat_template
@@ -186,10 +200,12 @@ class ChatTemplate:
 
     def _probe_tools(self) -> str:
         """Finds how the template writes calls of tools. Returns why it cannot be given tools, empty if it can."""
-        tools = (_TOOL.definition,)
+        tools, arrangement = (_TOOL.definition,), self._arrangements[True]
         try:
             if _TOOL.name not in self._render(_QUESTION, answer=True, tools=tools):
                 return "the chat template of this checkpoint knows no tools"
+            if arrangement.refusal and not arrangement.writes_calls:
+                raise arrangement.refusal
             text = self._render(_ANSWERED, answer=True, tools=tools)
             if not (self._is_followed(_QUESTION, tools) and self._is_followed(_ANSWERED, tools)):
                 return "the chat template of this checkpoint does more with control tokens than write them"
@@ -197,7 +213,7 @@ class ChatTemplate:
             return f"the chat template of this checkpoint cannot show calls of tools: {self._reason(error)}"
         call = (_TOOL.name, '{"a": "b"}')
         matching = (tool_format for tool_format in TOOL_FORMATS.values() if tool_format.written(call) in text)
-        self.tool_format = next(matching, None)
+        self.tool_format = next(matching, None) if arrangement.writes_calls else None
         self._assembled = TokenAliases(sorted(self._assembled.by_token.keys() | self.aliases.tokens_in(text)))
         if self.tool_format is None:
             formats = ", ".join(TOOL_FORMATS)
@@ -214,9 +230,14 @@ class ChatTemplate:
         return False
 
 
+def _role_of(message: Mapping[str, Any]) -> str:
+    """OpenAI's `developer` is a newer name of `system`."""
+    return "system" if message["role"] == "developer" else str(message["role"])
+
+
 def _with_text_marks(message: Mapping[str, Any], marks: TokenAliases) -> Mapping[str, Any]:
     """A message with aliases instead of the marks that are text: all but those in the texts of trusted roles."""
-    trusted = message["role"] in _TRUSTED
+    trusted = _role_of(message) in _TRUSTED
     return {
         name: value if trusted and isinstance(value, str) else _hidden(value, marks) for name, value in message.items()
     }

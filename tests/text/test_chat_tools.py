@@ -17,10 +17,7 @@ OTHER = (
     "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}<arg_key>{% endfor %}{% endfor %}"
 )
-REFUSING = TEMPLATES["chatml"].replace(
-    "{% for", "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('none of these') }}{% endif %}"
-    "{{ tools | tojson if tools }}{% for", 1
-)  # fmt: skip
+REFUSING = "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('none of these') }}{% endif %}" + JOINED
 
 
 def texts(parts: list[str]) -> st.SearchStrategy[str]:
@@ -72,7 +69,7 @@ def harmless(value: Any, tokens: Sequence[str] = CONTROL) -> Any:
     return [harmless(item, tokens) for item in value] if isinstance(value, list | tuple) else value
 
 
-@pytest.mark.parametrize("template", ["qwen3", JOINED])
+@pytest.mark.parametrize("template", ["qwen3", "chatml", JOINED])
 @settings(max_examples=25)
 @given(talk=talks(texts([*ORDINARY[:7], *ADDED])))
 def test_no_text_of_a_stranger_makes_a_mark(template: str, talk: tuple[list[Any], list[Any]]) -> None:
@@ -97,12 +94,12 @@ def test_no_text_of_a_stranger_makes_a_mark(template: str, talk: tuple[list[Any]
 OWN = ("content", "reasoning_content", "role")
 
 
-@pytest.mark.parametrize("template", ["qwen3", JOINED])
+@pytest.mark.parametrize("template", ["qwen3", "chatml", JOINED])
 @settings(max_examples=25)
 @given(talk=talks(texts([*ORDINARY, "<|im_end|>", "<|end|>", "<|user|>", "<|MASK|>"])))
 def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], list[Any]]) -> None:
     whole, codec = codec_of("bytes", template)
-    harmless_ids = expected(whole, *harmless(talk))
+    harmless_ids = codec.encode_chat(*harmless(talk))
     assert control_of(whole, codec.encode_chat(*talk)) == control_of(whole, harmless_ids)
 
 

@@ -122,14 +122,14 @@ def test_a_template_that_cannot_be_used_is_found_when_it_is_loaded(
 
 def test_a_template_may_refuse_some_messages() -> None:
     codec = codec_with(
-        "{% if messages[0].role != 'user' %}{{ raise_exception('no <|im_end|>') }}{% endif %}" + TEMPLATE
+        "{% if 'no' in messages[0].content %}{{ raise_exception('no <|im_end|>') }}{% endif %}" + TEMPLATE
     )
     assert codec.template.problem is None
     assert codec.encode_chat([{"role": "user", "content": "u"}]) == CODEC.encode_chat(
         [{"role": "user", "content": "u"}]
     )
     with pytest.raises(InvalidRequest, match=r"the chat template refuses these messages: no <\|im_end\|>") as caught:
-        codec.encode_chat([{"role": "system", "content": "s"}])
+        codec.encode_chat([{"role": "system", "content": "no"}])
     assert caught.value.param == "messages"
 
 

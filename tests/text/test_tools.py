@@ -158,7 +158,6 @@ def test_white_space_that_is_held_back_is_not_read_again(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: ToolUse((Tool("a b"),)), "'a b'"),
         (lambda: ToolUse((Tool("a"),), "auto", ("b",)), "'b', which is none of the tools"),
         (lambda: ToolUse((), "required"), "there are no tools"),
         (lambda: ToolUse((Tool("a"),) * 300), "300 tools"),

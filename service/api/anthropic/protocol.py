@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from service.api.answers import Decoded
 from service.api.content import joined, part_text, past_arguments
-from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel, ToolName
+from service.api.protocol import MAX_NEW_TOKENS, ApiBody, Json, LenientModel, StopTexts, StrictModel
 from service.messages.wire import TraceStep
 from service.text.tools.calls import MAX_TOOLS
 
@@ -63,7 +63,7 @@ class ToolUseBlock(LenientModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])]
+    input: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=dict[str, Any])] = {}  # noqa: RUF012
 
 
 #: the texts of blocks are joined by line ends
@@ -89,7 +89,7 @@ class MessageParam(StrictModel):
         list[MessageBlock],
         Field(fail_fast=True),
         BeforeValidator(_blocks_of, json_schema_input_type=str | list[MessageBlock]),
-    ]
+    ] = []  # noqa: RUF012
 
 
 # --- tools and thinking ----------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class ToolParam(LenientModel):
     """
 
     type: Literal["custom"] | None = None
-    name: ToolName
+    name: str
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON schema of an object")
     strict: bool | None = None

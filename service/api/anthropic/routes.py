@@ -5,6 +5,7 @@ from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from service.api import fields
 from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
 from service.api.chats import Chat, chat_request, tool_result
@@ -13,8 +14,10 @@ from service.api.driver import IngressServices, JsonAnswer, locked, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
 from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
-from service.api.parse import OutputParams, RequestContext, parse_body, parse_json, with_form, with_types_served
+from service.api.pairs import with_paired_blocks
+from service.api.parse import OutputParams, RequestContext, parse_body, parse_json, with_form
 from service.api.protocol import Json, JsonSchemaFormat, ResponseFormat
+from service.api.tool_fields import with_tools_served
 from service.errors import InvalidRequest
 from service.messages.replica_status import ModelCard
 from service.messages.wire import ReplicaRequest
@@ -41,9 +44,16 @@ _HINTS = frozenset(
 )
 
 #: client fields that need a state or a server of Anthropic
-_REFUSED: Final = {"container": "", "max_new_tokens": "max_tokens", "mcp_servers": "", "stop": "stop_sequences"}
+_REFUSED: Final = {
+    **fields.RELIED,
+    "container": "",
+    "max_new_tokens": "max_tokens",
+    "mcp_servers": "",
+    "n_predict": "max_tokens",
+    "stop": "stop_sequences",
+}
 
-FIELDS = BodyFields({"mcp_servers": ([],)}, _REFUSED, _HINTS)
+FIELDS = BodyFields({**fields.NEUTRAL, "mcp_servers": ([],)}, _REFUSED, _HINTS)
 
 _MessagesBody = TypeVar("_MessagesBody", bound=protocol.PromptRequest)
 
@@ -92,7 +102,10 @@ def parse_count(body: Mapping[str, Any], context: RequestContext) -> ReplicaRequ
 
 def _parse(body: Mapping[str, Any], schema: type[_MessagesBody], context: RequestContext) -> _MessagesBody:
     check_last_turn(body.get("messages"), "messages")
-    return parse_body(with_types_served(body, "tools", ("custom",), context.ignored), schema, FIELDS, context)
+    body = with_tools_served(body, ("custom",), ("input_schema",), context.ignored)
+    if isinstance(messages := body.get("messages"), list):
+        body = {**body, "messages": with_paired_blocks(messages)}
+    return parse_body(body, schema, FIELDS, context)
 
 
 def _chat(request: protocol.PromptRequest, card: ModelCard) -> Chat:

@@ -51,7 +51,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         super().__init__(requests, stream=body.stream)
         self._body, self._format = body, answer_format
         self._parsers = [tools.OutputParser(answer_format) for _ in requests]
-        self._written = [0] * len(requests)  # characters of each choice's text that have log-probabilities
+        self._written = [0] * len(requests)  # where the next token of each choice begins in its text
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + requests[0].request_id
         self._head: protocol.CompletionHead = {
@@ -78,7 +78,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     @abstractmethod
     def _logprobs(self, token_texts: Sequence[TokenText], logprobs: Sequence[float], offsets: Sequence[int]) -> Json:
-        """The log-probabilities of tokens. `offsets`: where each begins in the answer's text."""
+        """The log-probabilities of tokens. `offsets`: where each begins."""
 
     async def full_response(self, answers: Sequence[Answer]) -> Json:
         """The whole answer. Lets other tasks run after each choice: log-probabilities are long."""
@@ -160,6 +160,9 @@ class CompletionBuilder(OpenAiBuilder[protocol.TextChoice]):
     def __init__(self, requests: Sequence[ReplicaRequest], model: str, body: protocol.CompletionRequest) -> None:
         super().__init__(requests, model, body, tools.AnswerFormat())
         self._echoes = body.echo  # whether the prompt stands before a choice
+        self._written = [
+            len(request.text or "") for request in requests
+        ]  # as OpenAI counts: from the prompt's beginning
 
     def _choice(self, index: int, read: tools.ParsedOutput, end: protocol.WholeChoice) -> protocol.TextChoice:
         return {"index": index, "text": self._echo(index) + read.content, **end}

@@ -24,7 +24,7 @@ def _filled(message: object) -> object:
     filled = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := filled.get("tool_calls"), list):
         filled["tool_calls"] = [_function_call(call) for call in calls]
-    if isinstance(older := filled.get("function_call"), Mapping) and "tool_calls" not in filled:
+    if isinstance(older := filled.get("function_call"), Mapping) and not filled.get("tool_calls"):
         filled["tool_calls"] = [{"id": f"{_OLDER}{older.get('name')}", "function": older}]
     if filled.get("role") == "function":
         filled |= {"role": "tool", "tool_call_id": f"{_OLDER}{filled.get('name')}"}

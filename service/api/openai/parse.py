@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+from service.api import fields
 from service.api.chats import Chat, chat_request
 from service.api.content import check_last_turn
 from service.api.fields import BodyFields
@@ -17,9 +18,9 @@ from service.api.parse import (
     further_request,
     parse_body,
     to_replica_request,
-    with_types_served,
 )
 from service.api.protocol import MAX_ANSWERS, Json
+from service.api.tool_fields import with_tools_served
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse
 
@@ -28,6 +29,7 @@ _COMPLETION_TOKENS = 16
 
 #: fields of OpenAI, vLLM and SGLang -> their values that ask for nothing
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    **fields.NEUTRAL,
     "add_generation_prompt": (True,),
     "add_special_tokens": (True, False),
     "background": (False,),
@@ -54,13 +56,16 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 
 #: field that a client relies on -> the field that serves the purpose, or an empty text
 REFUSED: Final[Mapping[str, str]] = {
+    **fields.RELIED,
     "add_generation_prompt": "",
     "audio": "",
     "continue_final_message": "",
     "include_stop_str_in_output": "",
     "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
     "modalities": "",
     "prompt_logprobs": "",
+    "stop_regex": "stop",
     "stop_sequences": "stop",
 }
 
@@ -110,7 +115,8 @@ def parse_completion(body: Mapping[str, Any], context: RequestContext) -> Comple
 def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
     check_last_turn(body.get("messages"), "messages")
-    body = with_types_served(body, "tools", FUNCTION, context.ignored)
+    _check_prefix(body.get("messages"))
+    body = with_tools_served(body, FUNCTION, ("function", "parameters"), context.ignored)
     request = _parse(body, protocol.ChatRequest, CHAT_FIELDS, context)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
@@ -129,8 +135,18 @@ def parse_chat(body: Mapping[str, Any], context: RequestContext) -> ChatBuilder:
     return ChatBuilder([replica_request, *further], context.card.name, request, answer_format)
 
 
-def _parse(body: Mapping[str, Any], schema: type[_Request], fields: BodyFields, context: RequestContext) -> _Request:
-    request = parse_body(body, schema, fields, context)
+def _check_prefix(messages: Any) -> None:
+    """InvalidRequest if the last message is the beginning of an answer, as Mistral's and DeepSeek's clients mark it."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant" and last.get("prefix") is True:
+        raise InvalidRequest(
+            "the last message has prefix true, and an answer cannot be begun for this model; end with a user's message",
+            param=f"messages.{len(messages) - 1}.prefix",
+        )
+
+
+def _parse(body: Mapping[str, Any], schema: type[_Request], served: BodyFields, context: RequestContext) -> _Request:
+    request = parse_body(body, schema, served, context)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
     return request

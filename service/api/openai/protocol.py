@@ -18,7 +18,6 @@ from service.api.protocol import (
     StepMapField,
     StrictModel,
     TokenId,
-    ToolName,
     whole_number,
 )
 from service.text.tools.calls import MAX_TOOLS
@@ -52,7 +51,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class FunctionSpec(StrictModel):
     """A function. `strict`: unsupported keywords of `parameters` are refused; else they are ignored."""
 
-    name: ToolName
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
     strict: bool | None = None

@@ -3,10 +3,10 @@
 The routes make them from the fields of their bodies. This module knows no route.
 """
 
-import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any, Final, Literal
 
 from service.errors import InvalidRequest
@@ -14,11 +14,10 @@ from service.errors import InvalidRequest
 #: none: no call; auto: a call or an answer; required: one call at least
 ToolChoiceMode = Literal["none", "auto", "required"]
 
-#: OpenAI allows 64 characters of these, Anthropic 128; nothing in a name has to be escaped in any format
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+#: names that every format holds as they are, such as `mcp:read`: letters of any script, and nothing to be escaped
+_HELD: Final = re.compile(r"(?! )[\w ./:@+-]{1,128}(?<! )")
+_OTHERS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_TOOLS: Final = 256
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +45,21 @@ class Tool:
         """
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        types = self.parameters.get("type")
-        if types is None or types == "object" or (isinstance(types, list) and "object" in types):
+        if self.takes_objects:
             return {**self.parameters, "type": "object"}
         if self.strict:
+            types = str(self.parameters["type"])
             raise InvalidRequest(
-                f"the parameters of the tool {self.name!r} have the type {str(types)[:80]!r}, allowed is 'object'",
+                f"the parameters of the tool {self.name!r} have the type {types[:80]!r}, allowed is 'object'",
                 param="tools",
             )
-        _log.warning("a tool's parameters are of a type without objects, and are not enforced")
         return {"type": "object"}
+
+    @property
+    def takes_objects(self) -> bool:
+        """Whether its schema allows objects."""
+        types = (self.parameters or {}).get("type")
+        return types is None or types == "object" or (isinstance(types, list) and "object" in types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,7 @@ class ToolCall:
 class ToolUse:
     """The tools that an answer may call.
 
-    Of two tools with one name, a call fits the schema of either. InvalidRequest if names are not allowed, or not among
-    the tools.
+    Of two tools with one name, a call fits the schema of either. InvalidRequest if names are not among the tools.
     """
 
     tools: tuple[Tool, ...]
@@ -84,10 +87,6 @@ class ToolUse:
         names = [tool.name for tool in self.tools]
         if len(names) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(names)} tools, allowed are {MAX_TOOLS}", param="tools")
-        for name in names:
-            if not _NAME.fullmatch(name):
-                allowed = "1 to 128 letters, digits, '_', '-' and '.'"
-                raise InvalidRequest(f"a tool's name is {name[:140]!r}, allowed are {allowed}", param="tools")
         for name in self.among:
             if name not in names:
                 raise InvalidRequest(
@@ -97,10 +96,28 @@ class ToolUse:
             raise InvalidRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")
 
     @property
+    def model_names(self) -> dict[str, str]:
+        """A tool's name -> its name in the prompt and in the model's calls."""
+        return _held_names(tool.name for tool in self.tools)
+
+    @property
     def callable(self) -> tuple[Tool, ...]:
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.tools if not self.among or tool.name in self.among)
+
+
+def _held_names(names: Iterable[str]) -> dict[str, str]:
+    """Names that calls can hold. A name with a quote, a mark or a line end, an empty or a long one gets another."""
+    distinct = dict.fromkeys(names)
+    held = {name: name for name in distinct if _HELD.fullmatch(name)}
+    taken = set(held)
+    for name in (name for name in distinct if name not in held):
+        plain = _OTHERS.sub("_", name).strip("_")[:100] or "tool"
+        numbered = (f"{plain}_{number}" for number in count(2))
+        held[name] = next(made for made in chain([plain], numbered) if made not in taken)
+        taken.add(held[name])
+    return held
 
 
 def assistant_message(

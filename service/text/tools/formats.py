@@ -1,7 +1,7 @@
 """The texts that checkpoints write around tool calls and reasoning. A new format is a `ToolFormat` here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 #: the texts around the reasoning of an answer, and the text between reasoning and answer
@@ -26,6 +26,7 @@ class AnswerFormat:
 
     format: str | None = None  # the name of the format of calls, None if no calls are allowed
     thinking: Literal["no", "may", "begun"] = "no"  # whether the answer may begin with reasoning, or begins within it
+    names: Mapping[str, str] = field(default_factory=dict)  # the model's name of a tool -> the client's, if they differ
 
     @property
     def plain(self) -> bool:

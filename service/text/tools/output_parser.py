@@ -114,7 +114,7 @@ class OutputParser:
 
     def __init__(self, answer_format: AnswerFormat, new_id: Callable[[], str] = _call_id) -> None:
         self._format = TOOL_FORMATS[answer_format.format] if answer_format.format else None
-        self._new_id = new_id
+        self._new_id, self._names = new_id, answer_format.names
         states = {"no": self._content, "may": self._before_reasoning, "begun": self._reasoning}
         self._state: Callable[[], bool] = states[answer_format.thinking]
         self._text, self._events = "", list[OutputEvent]()
@@ -185,7 +185,7 @@ class OutputParser:
         if not mark:
             before = self._call_format.opening + self._call_format.before_name
             return self._no_call(before) if len(name) > _MAX_NAME else False
-        self._events.append(ToolCallStart(self._num_calls, self._new_id(), name))
+        self._events.append(ToolCallStart(self._num_calls, self._new_id(), self._names.get(name, name)))
         self._num_started += 1
         self._object = _JsonObject()
         return self._go(self._arguments, arguments)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.fields import IgnoredFields
+from service.api.fields import NEUTRAL, RELIED, IgnoredFields
 from tests.gateway.apis import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, ask, chat, refused, user
 from tests.gateway.helpers import over
 
@@ -46,6 +46,7 @@ async def test_an_unknown_field_is_named(http, path, stream):
         (RESPONSES, {"input": [*USER, {"type": "web_search_call", "id": "a"}]}, "input.web_search_call"),
         (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.bash_20250124"),
         (MESSAGES, {"messages": [{**USER[0], "id": "a"}]}, "messages.id"),
+        (CHAT, {"nvext": {"annotations": ["a"], "top_k": 3}}, "nvext.annotations, nvext.top_k"),
     ],
 )
 async def test_a_field_that_is_not_served_is_named_or_refused(http, path, fields, named):
@@ -57,6 +58,35 @@ async def test_a_field_that_is_not_served_is_named_or_refused(http, path, fields
         assert response.status_code == 400
         param = response.json()["error"]["param"]
         assert param.partition(".")[0] == named.partition(", ")[0].partition(".")[0]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_field_that_changes_the_answer_is_refused(http, path):
+    """In every API, unless its value asks for nothing."""
+    for name in RELIED:
+        error = await refused(http, path, BODIES[path] | {name: ["a"]})
+        assert error["param"] == name
+    for neutral in (dict.fromkeys(RELIED), {name: values[-1] for name, values in NEUTRAL.items()}):
+        assert await ignored(http, path, BODIES[path] | neutral) is None
+    error = await refused(http, path, BODIES[path] | {"truncate_prompt_tokens": 5})
+    assert error["message"] == "truncate_prompt_tokens is 5, which is not served; allowed is -1 or null"
+
+
+async def test_the_beginning_of_an_answer_is_refused(http):
+    turns = [*USER, {"role": "assistant", "content": "w6", "prefix": True}]
+    assert (await refused(http, CHAT, BODIES[CHAT] | {"messages": turns}))["param"] == "messages.1.prefix"
+    assert await ignored(http, CHAT, BODIES[CHAT] | {"messages": [*turns, *USER]}) is None
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+async def test_a_message_without_a_content_is_empty_on_every_route(http, path, role):
+    name = "input" if path == RESPONSES else "messages"
+    usages = []
+    for message in ({"role": role, "content": None}, {"role": role}, {"role": role, "content": ""}):
+        answer = await ask(http, path, BODIES[path] | {name: [*USER, message, *USER]})
+        usages.append({key: count for key, count in answer["usage"].items() if isinstance(count, int)})
+    assert len({sum(usage.values()) for usage in usages}) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,6 +171,8 @@ TAG = {"type": "tag", "begin": "", "content": {"type": "regex", "pattern": "no|y
     "fields",
     [
         {"guided_choice": ["no", "yes"]},
+        {"nvext": {"guided_choice": ["no", "yes"], "guided_regex": None}},
+        {"nvext": {"guided_json": SCHEMA}},
         {"structured_outputs": {"choice": ["no", "yes"], "disable_any_whitespace": False}},
         {"guided_regex": "no|yes"},
         {"structured_outputs": {"regex": "no|yes"}},

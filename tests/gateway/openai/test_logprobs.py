@@ -58,6 +58,21 @@ async def test_offsets_go_on_over_the_blocks_of_a_stream(http):
         assert offsets == choice["logprobs"]["text_offset"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_begin_behind_a_prompt_that_is_a_text(http, stream):
+    """As OpenAI counts, also without `echo`. The text of token ids is not known: they begin at 0."""
+    prompts = ["w5", "w5 w6 w7"]
+    body = completion(prompt=prompts, logprobs=0, max_tokens=12)
+    if stream:
+        events = await stream_events(http, COMPLETIONS, body)
+        offsets = [choices(events, index)[0]["logprobs"]["text_offset"] for index in range(2)]
+    else:
+        offsets = [choice["logprobs"]["text_offset"] for choice in (await ask(http, COMPLETIONS, body))["choices"]]
+    assert [first for first, *_ in offsets] == [len(prompt) for prompt in prompts]
+    [choice] = (await ask(http, COMPLETIONS, completion(logprobs=0)))["choices"]
+    assert choice["logprobs"]["text_offset"][0] == 0
+
+
 @pytest.mark.parametrize("fields", [{"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}])
 async def test_the_likeliest_are_those_of_the_step_that_fixed_the_token(http, fields):
     """Greedy, the chosen token is the first of them; drawn, it may be any or none of them."""

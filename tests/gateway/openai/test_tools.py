@@ -240,7 +240,6 @@ def calling(arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"tools": [tool("a b")]}, "tools.0.function.name", "a b"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "tools.0.function is missing"),
         ({"tools": [tool("a", {"type": "array"}, strict=True)]}, "tools", "allowed is 'object'"),
         (

@@ -10,8 +10,10 @@ from service.api.fields import BodyFields
 from service.api.openai.parse import FUNCTION, HINTS, NEUTRAL, REFUSED, think
 from service.api.openai.responses import protocol
 from service.api.openai.responses.builder import ResponsesBuilder
+from service.api.pairs import with_paired_items
 from service.api.parse import OutputParams, RequestContext, parse_body, with_form, with_types_served
 from service.api.protocol import JsonSchemaFormat, ResponseFormat
+from service.api.tool_fields import with_tools_served
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse, assistant_message
 
@@ -25,6 +27,7 @@ FIELDS = BodyFields(
         "max_completion_tokens": "max_output_tokens",
         "max_new_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
+        "n_predict": "max_output_tokens",
         "messages": "input",
         "prompt": "input",
     },
@@ -32,15 +35,18 @@ FIELDS = BodyFields(
 )
 
 #: types of items; items of other types are skipped
-_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning", *protocol.CUSTOM})
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+#: those that are neither calls nor results; a message may have no type
+_OTHERS: Final = frozenset({"", "message", "reasoning"})
 
 
 def parse_responses(body: Mapping[str, Any], context: RequestContext) -> ResponsesBuilder:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
     _check_state(body)
     check_last_turn(body.get("input"), "input")
-    body = with_types_served(body, "tools", FUNCTION, context.ignored)
-    body = with_types_served(body, "input", _ITEMS, context.ignored)
+    body = with_tools_served(body, FUNCTION, ("parameters",), context.ignored)
+    if isinstance(items := body.get("input"), list):
+        body = with_types_served({**body, "input": with_paired_items(items, _OTHERS)}, "input", _ITEMS, context.ignored)
     request = _with_form(parse_body(body, protocol.ResponsesRequest, FIELDS, context))
     thinks, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)

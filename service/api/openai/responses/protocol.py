@@ -1,7 +1,7 @@
 """The body of POST /v1/responses and its answer, with the fields that all APIs have and this service's own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
@@ -21,7 +21,7 @@ class MessageItem(LenientModel):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text
+    content: Text = ""
 
 
 class CallItem(LenientModel):
@@ -30,7 +30,7 @@ class CallItem(LenientModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(past_arguments, json_schema_input_type=str)] = {}  # noqa: RUF012
 
 
 class ResultItem(LenientModel):
@@ -38,7 +38,7 @@ class ResultItem(LenientModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Text
+    output: Text = ""
 
 
 class ThoughtPart(LenientModel):
@@ -55,19 +55,9 @@ class ReasoningItem(LenientModel):
     content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
 
 
-#: type of an item of a custom tool -> the type of a function's item
-CUSTOM: Final = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
-
-
 def _with_type(item: object) -> object:
-    """An item with its type. A custom tool's call is a function's call, with the tool's text as its one argument."""
-    if not isinstance(item, Mapping):
-        return item
-    if (kind := item.get("type")) is None:
-        return {**item, "type": "message"}
-    if isinstance(kind, str) and kind in CUSTOM:
-        return {**item, "type": CUSTOM[kind], "arguments": {"input": item.get("input", "")}}
-    return item
+    """An item with its type."""
+    return {**item, "type": "message"} if isinstance(item, Mapping) and item.get("type") is None else item
 
 
 _Typed = MessageItem | CallItem | ResultItem | ReasoningItem
