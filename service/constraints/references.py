@@ -21,9 +21,20 @@ class References:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._targets: dict[str, Any] = {}
 
     def target(self, reference: str) -> Any:
         """The part of the schema at a path such as `#/$defs/name`. KeyError if there is none."""
+        if reference not in self._targets:
+            try:
+                self._targets[reference] = self._found(reference)
+            except KeyError as error:
+                self._targets[reference] = error
+        if isinstance(found := self._targets[reference], KeyError):
+            raise KeyError(reference)
+        return found
+
+    def _found(self, reference: str) -> Any:
         start, *names = reference.rstrip("/").split("/")
         if start != "#":
             raise KeyError(reference)
@@ -56,6 +67,12 @@ class References:
             except KeyError:
                 return schema
         return schema
+
+    @cached_property
+    def has_inner_ids(self) -> bool:
+        """Whether a part has an id of its own, from which the paths of references within it start."""
+        ids = (part.get(name) for part in objects_of(self._root) if part is not self._root for name in ("$id", "id"))
+        return any(isinstance(value, str) for value in ids)
 
     @cached_property
     def _has_ids(self) -> bool:

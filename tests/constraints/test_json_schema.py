@@ -88,21 +88,6 @@ def test_the_formats_are_those_that_the_library_knows() -> None:
     assert {name for name in names if library_takes({"type": "string", "format": name})} == FORMATS
 
 
-@pytest.mark.parametrize("pattern", ["^(?=a)b", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?>a)", r"(a)\1", r"\ba", r"a\Bb", r"(?<n>a)\k<n>"])  # fmt: skip  # noqa: E501
-def test_patterns_that_the_library_refuses_are_ignored(pattern: str) -> None:
-    assert not library_takes({"type": "string", "pattern": pattern})
-    assert supported_schema({"items": {"pattern": pattern}}).ignored == ("items.pattern",)
-    form = {"type": "object", "patternProperties": {pattern: _NULL}, "additionalProperties": False}
-    assert supported_schema(form).ignored == ("patternProperties",)
-    assert accepts(lenient(form), '{"ab": null}')
-
-
-@pytest.mark.parametrize("pattern", [r"^\(\?=a$", "[(?=]a", r"\\1", "[a-z]{1,3}", "(?:a|b)", "(?<year>a)", r"\\b"])
-def test_patterns_that_the_library_takes_stay(pattern: str) -> None:
-    assert library_takes({"type": "string", "pattern": pattern})
-    assert supported_schema({"pattern": pattern}) == ({"pattern": pattern}, ())
-
-
 # --- each change -------------------------------------------------------------------------------------
 
 _NULL = {"type": "null"}

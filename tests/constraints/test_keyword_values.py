@@ -9,7 +9,8 @@ import pytest
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.json_schema import UNSUPPORTED, supported_schema, with_usable_values
+from service.constraints.json_schema import UNSUPPORTED, supported_schema
+from service.constraints.keyword_values import with_usable_values
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, accepts, lenient, library_takes, vocabulary
 from tests.constraints.walks import answers
