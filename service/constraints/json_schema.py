@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from service.constraints.closing import ClosedObjects
 from service.constraints.ecma_patterns import rust_pattern
 from service.constraints.keyword_values import INCLUSIVE, is_narrow, with_usable_values
-from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, items_of, mapped
+from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, SharedParts, items_of, mapped
 from service.constraints.room import Room
 
 Schema = dict[str, Any]
@@ -71,9 +71,7 @@ def supported_schema(schema: Any, room: Room | None = None) -> SupportedSchema:
     `room`: of all schemas of a request, by default of this one alone.
     """
     adapter = _Adapter(schema, Room() if room is None else room)
-    adapted = adapter.adapted(schema, "")
-    if adapter.shared and isinstance(adapted, dict):
-        adapted["$defs"] = {**adapted.get("$defs", {}), **adapter.shared}
+    adapted = adapter.shared.added_to(adapter.adapted(schema, ""))
     if isinstance(adapted, bool):  # the library takes objects only
         adapted = {} if adapted else {"enum": []}
     return SupportedSchema(adapted, tuple(dict.fromkeys(adapter.ignored)))
@@ -86,13 +84,12 @@ def without_patterns(schema: Any) -> Any:
 
 
 class _Adapter:
-    """Adapts one schema. `shared`: the parts that stand once for several names, which go into its `$defs`."""
+    """Adapts one schema. `shared`: the parts that stand once for several names."""
 
     def __init__(self, root: Any, room: Room) -> None:
         self._references, self._room = References(root), room
         self._objects = ClosedObjects(root, self._references, room)
-        self._definitions = root.get("$defs", {}) if isinstance(root, dict) else {}
-        self.shared: dict[str, Any] = {}
+        self.shared = SharedParts(root)
         self.ignored: list[str] = []
 
     def adapted(self, schema: Any, path: str) -> Any:
@@ -111,8 +108,8 @@ class _Adapter:
             check(changed, path)
         changed = {name: self._within(name, value, _below(path, name)) for name, value in changed.items()}
         if names:
-            value = self._shared(schema.get("additionalProperties", True), _below(path, "additionalProperties"))
-            changed["properties"] |= dict.fromkeys(names, value)
+            value = self.adapted(schema.get("additionalProperties", True), _below(path, "additionalProperties"))
+            changed["properties"] |= dict.fromkeys(names, self.shared.add(value) if len(names) > 1 else value)
         self._close(original, changed)
         closed = changed.get("additionalProperties") is False
         if closed and "unevaluatedProperties" in schema and not self._objects.has_alternatives(original):
@@ -208,17 +205,6 @@ class _Adapter:
             return set(), []
         schema["additionalProperties"] = False
         return {"propertyNames"}, further
-
-    def _shared(self, schema: Any, path: str) -> Any:
-        """A reference to the changed copy of a part, which stands once for several names."""
-        if not isinstance(schema, dict):
-            return schema
-        number = len(self.shared)
-        while (name := f"shared_{number}") in self._definitions or name in self.shared:
-            number += 1
-        self.shared[name] = None  # a part within this one gets another name
-        self.shared[name] = self.adapted(schema, path)
-        return {"$ref": f"#/$defs/{name}"}
 
     def _close(self, original: Schema, schema: Schema) -> None:
         """Excludes properties that the schema does not name, unless it allows them or another schema adds some."""

@@ -6,6 +6,7 @@ Knows paths such as `#/$defs/name`; leaves anchors and ids to the library.
 import json
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import count
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -79,6 +80,31 @@ class References:
         """Whether a part of the schema has a name of its own, which references may use."""
         text = json.dumps(self._root)
         return any(f'"{name}": "' in text for name in ("$id", "id", "$anchor", "$dynamicAnchor"))
+
+
+class SharedParts:
+    """Parts of a schema that stand once for several names, in the `$defs` of its root."""
+
+    def __init__(self, root: Any) -> None:
+        definitions = root.get("$defs") if isinstance(root, dict) else None
+        self._taken = frozenset(definitions if isinstance(definitions, dict) else ())
+        self._parts: dict[str, Any] = {}
+
+    def add(self, part: Any) -> Any:
+        """A reference to a part. What is no object stands for itself."""
+        if not isinstance(part, dict):
+            return part
+        names = (f"shared_{number}" for number in count(len(self._parts)))
+        name = next(name for name in names if name not in self._taken and name not in self._parts)
+        self._parts[name] = part
+        return {"$ref": f"#/$defs/{name}"}
+
+    def added_to(self, root: Any) -> Any:
+        """The root with the parts."""
+        if not self._parts or not isinstance(root, dict):
+            return root
+        definitions = root.get("$defs")
+        return {**root, "$defs": {**(definitions if isinstance(definitions, dict) else {}), **self._parts}}
 
 
 def mapped(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:

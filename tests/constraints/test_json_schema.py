@@ -7,6 +7,7 @@ import ipaddress
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -21,9 +22,10 @@ from hypothesis import strategies as st
 from jsonschema_specifications import REGISTRY
 from pydantic import BaseModel, Field
 
-from service.constraints.constraint import MAX_TOOL_SCHEMAS, Constraint
+from service.constraints.constraint import MAX_TOOL_SCHEMAS, Constraint, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.json_schema import FORMATS, UNSUPPORTED, supported_schema
+from service.constraints.references import objects_of
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, accepts, lenient, library_takes, vocabulary
 from tests.constraints.walks import answers
@@ -275,6 +277,17 @@ def test_types_of_zod_are_supported(name: str) -> None:
 
 # --- limits ------------------------------------------------------------------------------------------
 
+_LETTERS = [f"{number:x}" for number in range(3000)]
+
+
+def _nested(depth: int, **keywords: Any) -> Any:
+    """A schema within itself: the value of `additionalProperties` beside other keywords."""
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", **keywords, "additionalProperties": schema}
+    return schema
+
+
 _MANY = {"type": "object", "properties": {f"p{n}": _NULL for n in range(1000)}}
 LARGE: dict[str, Any] = {
     "many objects": {"anyOf": [{"properties": {"a": {"type": "string"}}, "required": ["a"]}] * 4000},
@@ -283,6 +296,21 @@ LARGE: dict[str, Any] = {
     "large values of many names": {
         "propertyNames": {"enum": [f"{n}" for n in range(9000)]}, "additionalProperties": {"description": "a" * 9000},
     },
+    "names of names": _nested(60, propertyNames={"enum": ["a", "b"]}),
+    "names of names by reference": {
+        "$defs": {"n": {"enum": ["a", "b", "c"]}}, **_nested(50, propertyNames={"$ref": "#/$defs/n"}),
+    },
+    "names by reference": {
+        "$defs": {"n": {"enum": _LETTERS}}, "anyOf": [{"propertyNames": {"$ref": "#/$defs/n"}}] * 2000,
+    },
+    "required names by reference": {
+        "$defs": {"n": {"required": _LETTERS}}, "anyOf": [{"$ref": "#/$defs/n", "properties": {}}] * 2000,
+    },
+    "long names by reference": {
+        "$defs": {"n": {"required": [letter * 2000 for letter in "abcdef"]}},
+        "anyOf": [{"$ref": "#/$defs/n", "properties": {}}] * 2000,
+    },
+    "long paths": {"properties": {"a" * 90_000: {"anyOf": [{"uniqueItems": True}] * 3000}}},
     "deep": json.loads('{"items": ' * 120 + "{}" + "}" * 120),
     "a loop": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a", "required": []}}},
     "an object of itself": {"allOf": [{"$ref": "#"}, {"properties": {"a": {"$ref": "#"}}}], "properties": {}},
@@ -298,9 +326,49 @@ def test_a_schema_of_any_size_takes_little_time_and_stays_small(name: str) -> No
     text = json.dumps(LARGE[name])
     assert len(text) < MAX_TOOL_SCHEMAS
     started = time.thread_time()
-    supported = supported_schema(json.loads(text)).schema
+    supported = supported_schema(json.loads(text))
     assert time.thread_time() - started < 1.0
-    assert len(json.dumps(supported)) < 4 * MAX_TOOL_SCHEMAS
+    assert len(json.dumps(supported.schema)) < 4 * MAX_TOOL_SCHEMAS
+    assert sum(map(len, supported.ignored)) < 4 * MAX_TOOL_SCHEMAS
+
+
+def test_tools_share_the_room_of_one_request() -> None:
+    names = {"propertyNames": {"enum": _LETTERS[:200]}, "additionalProperties": {"type": "integer"}}
+    forms = [ToolCallForm(f"f{number}", "", names, "") for number in range(128)]
+    made = Constraint.calls(forms, opening="<", between=None, required=True)
+    assert len(made.source) < 4 * MAX_TOOL_SCHEMAS
+    assert made.ignored == ("tools.propertyNames",)
+
+
+#: a schema around another one, for every keyword that has schemas within
+_AROUND: tuple[Callable[[Any], Any], ...] = (
+    lambda inner: {"propertyNames": {"enum": ["a", "b", "c"]}, "additionalProperties": inner},
+    lambda inner: {"propertyNames": {"const": "a"}, "additionalProperties": inner, "properties": {"b": True}},
+    lambda inner: {"propertyNames": {"pattern": "^[[]$"}, "additionalProperties": inner},
+    lambda inner: {"patternProperties": {"(?=a)": inner, "b": True}, "additionalProperties": False},
+    lambda inner: {"patternProperties": {r"\d": True, "[0-9]": inner}},
+    lambda inner: {"properties": {"a": inner, "b": {"not": {}}}, "minProperties": 3, "required": ["c"]},
+    lambda inner: {"allOf": [{"required": ["a"]}, inner], "properties": {"d": True}},
+    lambda inner: {"anyOf": [inner, {"properties": {"b": True}}], "required": ["e"]},
+    lambda inner: {"oneOf": [{"$ref": "#/$defs/a"}, inner], "properties": {"f": True}},
+    lambda inner: {"$ref": "#/$defs/a", "properties": {"a": inner}, "unevaluatedProperties": False},
+    lambda inner: {"$defs": {"a": inner}, "$ref": "#"},
+    lambda inner: {"prefixItems": [inner], "items": False, "minItems": 1},
+    lambda inner: {"if": {"const": 1}, "then": inner, "else": {"items": True}},
+    lambda inner: {"dependentSchemas": {"a": inner}, "not": {"type": "null"}},
+    lambda inner: {"items": inner, "contains": {"const": {"a": 1}}, "exclusiveMinimum": 0, "maximum": 0.5},
+)
+
+
+@given(st.lists(st.sampled_from(_AROUND), min_size=1, max_size=60))
+def test_any_nesting_of_keywords_stays_linear(around: Sequence[Callable[[Any], Any]]) -> None:
+    schema: Any = {"type": "integer"}
+    for wrap in around:
+        schema = wrap(schema)
+    root = {"$defs": {"a": {"properties": {"x": True}, "required": ["y", "z"]}}, **schema}
+    supported = supported_schema(root).schema
+    assert len(json.dumps(supported)) <= 8 * len(json.dumps(root))
+    assert sum(1 for _ in objects_of(supported)) <= 8 * sum(1 for _ in objects_of(root))
 
 
 _KEYS = st.sampled_from(sorted({*_keywords(), *UNSUPPORTED, "definitions", "additionalItems", "a"}))
