@@ -41,7 +41,7 @@ def chat_request(
         if card.tool_format is None:
             raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")
         tool_format, tools = card.tool_format, tuple(tool.definition for tool in use.tools)
-        constraint = _calls(use, tool_format, constraint)
+        constraint = _calls(use, tool_format, constraint, strict=context.ignored.strict)
         if body.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
@@ -82,10 +82,10 @@ def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begu
     return "begun" if thinking.opened_by_prompt else "may"
 
 
-def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
+def _calls(use: ToolUse, name: str, content: Constraint | None, *, strict: bool) -> Constraint:
     form = TOOL_FORMATS[name]
     forms = [
-        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict)
+        ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail, tool.param, tool.strict or strict)
         for tool in use.callable
     ]
     return Constraint.calls(

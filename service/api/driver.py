@@ -141,6 +141,7 @@ async def respond(parse: Parse, upstream: IngressServices, request: Request) -> 
         answers = await all_of(
             [complete(index, replica_request) for index, replica_request in enumerate(builder.requests)]
         )
+        context.ignored.add_all(answers)
         return JsonAnswer(await builder.full_response(answers), headers=context.ignored.headers)
     frames = StreamFrames(builder, upstream.count_rejected, request.scope["request_id"])
     streams = [upstream.pipeline.stream(replica_request, charge) for replica_request in builder.requests]
@@ -152,6 +153,8 @@ async def respond(parse: Parse, upstream: IngressServices, request: Request) -> 
         items, events = merged(streams), lambda pair: frames.events(*pair)
     with builder.client_errors():
         first = await first_of(items, STATUS_S)
+    if first.done():
+        context.ignored.add_all([first.result() if len(streams) == 1 else first.result()[1]])
     return FrameStream(frames.written(first, items, events), first, items, context.ignored.headers)
 
 

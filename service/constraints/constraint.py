@@ -145,7 +145,14 @@ class Constraint(Data, frozen=True):
             "opening": opening,
             "between": between,
             "forms": [
-                {"name": form.name, "head": form.head, "schema": schema, "tail": form.tail, "strict": form.strict}
+                {
+                    "name": form.name,
+                    "field": _field(form.param),
+                    "strict": form.strict,
+                    "head": form.head,
+                    "schema": schema,
+                    "tail": form.tail,
+                }
                 for form, (schema, _) in zip(forms, schemas, strict=True)
             ],
             "required": required,
@@ -170,8 +177,12 @@ def _supported(schema: Any, param: str, room: Room, *, strict: bool) -> tuple[An
         raise InvalidRequest(
             f"{param} cannot be used: {', '.join(ignored)[:400]} is not supported in a strict schema", param=param
         )
-    field = ".".join(name for name in param.split(".") if not name.isdecimal())
-    return supported, tuple(dict.fromkeys(f"{field}.{path.rpartition('.')[2]}" for path in ignored))
+    return supported, tuple(dict.fromkeys(f"{_field(param)}.{path.rpartition('.')[2]}" for path in ignored))
+
+
+def _field(param: str) -> str:
+    """The path of a field without indices."""
+    return ".".join(name for name in param.split(".") if not name.isdecimal())
 
 
 def _dumped(value: object) -> str:

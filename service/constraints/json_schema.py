@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from service.constraints.closing import ClosedObjects
 from service.constraints.ecma_patterns import rust_pattern
 from service.constraints.keyword_values import INCLUSIVE, is_narrow, with_usable_values
-from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, SharedParts, items_of, mapped
+from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, SharedParts, items_of
 from service.constraints.room import Room
 
 Schema = dict[str, Any]
@@ -75,12 +75,6 @@ def supported_schema(schema: Any, room: Room | None = None) -> SupportedSchema:
     if isinstance(adapted, bool):  # the library takes objects only
         adapted = {} if adapted else {"enum": []}
     return SupportedSchema(adapted, tuple(dict.fromkeys(adapter.ignored)))
-
-
-def without_patterns(schema: Any) -> Any:
-    """The schema without its patterns."""
-    patterns = ("pattern", "patternProperties")
-    return mapped(schema, lambda part: {name: value for name, value in part.items() if name not in patterns})
 
 
 class _Adapter:
@@ -141,11 +135,10 @@ class _Adapter:
 
     def _pattern(self, schema: Schema, path: str) -> None:
         if "pattern" in schema:
-            pattern = rust_pattern(schema.pop("pattern"))
-            if pattern is None:
+            schema["pattern"] = rust_pattern(schema["pattern"])
+            if schema["pattern"] is None:
+                del schema["pattern"]
                 self.ignored.append(f"{path}pattern")
-            else:
-                schema["pattern"] = pattern
 
     def _patterns(self, schema: Schema, path: str) -> None:
         """Removes the patterns of properties that cannot be used. Their properties are then possible by any name."""

@@ -156,6 +156,14 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({"type": "object", "propertyNames": {"pattern": "^k[0-9]$"}}, "", ['{"k1": 1}'], ['{"k": 1}']),
         ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames", ['{"abcd": 1}'], ["1"]),
         (
+            {
+                "type": "object", "propertyNames": _NAMES, "additionalProperties": {
+                    "type": "object", "propertyNames": _NAMES, "required": ["a"], "additionalProperties": _NULL,
+                },
+            },
+            "", ['{"a": {"a": null}, "b": {"a": null, "b": null}}'], ['{"a": {"c": null}}', '{"b": {}}'],
+        ),
+        (
             {"type": "object", "propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"title": "N", **_NAMES}}},
             "", ['{"a": 1, "b": 2}'], ['{"c": 1}'],
         ),
