@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -29,6 +29,11 @@ from service.tracebacks import error_for_client
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 #: makes the request of a body. Raises InvalidRequest or UnknownModel
 Parse = Callable[[Mapping[str, Any], RequestContext], "ResponseBuilder"]
+
+#: the bytes of a body that is read at once: in a few ms, whatever it has
+_SHORT: Final = 8 * 1024
+
+_T = TypeVar("_T")
 
 
 class Pipeline(Protocol):
@@ -57,6 +62,9 @@ class IngressServices(Protocol):
     async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge: ...
 
     def count_rejected(self, error: MrpServeError) -> None: ...
+
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """The result of work that would hold up the event loop."""
 
 
 class ResponseBuilder(ABC):
@@ -126,10 +134,20 @@ class JsonAnswer(JSONResponse):
         return to_json(content, inf_nan_mode="null")
 
 
+async def parsed(
+    parse: Callable[[Mapping[str, Any], RequestContext], _T], upstream: IngressServices, request: Request
+) -> tuple[_T, RequestContext]:
+    """The body as `parse` reads it, and the context that it was given. A long one is read beside the event loop."""
+    content = await request.body()
+    body, context = parse_json(content), await upstream.context(request)
+    if len(content) <= _SHORT:
+        return parse(body, context), context
+    return await upstream.aside(partial(parse, body, context)), context
+
+
 async def respond(parse: Parse, upstream: IngressServices, request: Request) -> Response:
     """The response to a request of an API's route. Raises MrpServeError before the status is sent."""
-    body, context = parse_json(await request.body()), await upstream.context(request)
-    builder = parse(body, context)
+    builder, context = await parsed(parse, upstream, request)
     with builder.client_errors():
         charge = await upstream.admit(request, builder.requests)
     if not builder.stream:

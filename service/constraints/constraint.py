@@ -172,7 +172,10 @@ def _supported(schema: Any, param: str, room: Room, *, strict: bool) -> tuple[An
 
     `room`: of all schemas of the request.
     """
-    supported, ignored = supported_schema(schema, room)
+    try:
+        supported, ignored = supported_schema(schema, room)
+    except TimeoutError as error:
+        raise InvalidRequest(f"{param} {error}", param=param) from None
     if ignored and strict:
         raise InvalidRequest(
             f"{param} cannot be used: {', '.join(ignored)[:400]} is not supported in a strict schema", param=param

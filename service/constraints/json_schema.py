@@ -68,7 +68,7 @@ class SupportedSchema(NamedTuple):
 def supported_schema(schema: Any, room: Room | None = None) -> SupportedSchema:
     """The nearest schema that the library can keep to. Wrong schemas stay wrong; the library says why.
 
-    `room`: of all schemas of a request, by default of this one alone.
+    `room`: of all schemas of a request, by default of this one alone. TimeoutError if they take too long.
     """
     adapter = _Adapter(schema, Room() if room is None else room)
     adapted = adapter.shared.added_to(adapter.adapted(schema, ""))
@@ -90,6 +90,7 @@ class _Adapter:
         """The changed copy of a part of the schema. `path`: its path, empty or with a dot at the end."""
         if not isinstance(schema, dict):
             return schema
+        self._room.check_time()
         schema, unusable = with_usable_values(original := schema)
         self.ignored += [f"{path}{name}" for name in unusable]
         if schema.get("not") == {} or schema.get("not") is True:

@@ -4,20 +4,29 @@ Parts of a schema stand for several names or in several places: a list of names,
 Each copy is bounded by the size of the schema, and so is their number; without a limit for all, the product is not.
 """
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 #: the characters of all names that are written for the schemas of a request, and those of a name's value
 _CHARACTERS, _VALUE = 256 * 1024, 32
 #: the visits of parts and of their properties, for all composed schemas of a request
 _VISITS: Final = 10_000
+#: the CPU time for all schemas of a request
+_SECONDS: Final = 2.0
 
 
 class Room:
     """The room that is left. What needs more is left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._characters, self._visits = _CHARACTERS, _VISITS
+        self._clock, self._until = clock, clock() + _SECONDS
+
+    def check_time(self) -> None:
+        """TimeoutError if the schemas have taken too long. Their size bounds that, too."""
+        if self._clock() > self._until:
+            raise TimeoutError(f"takes more than {_SECONDS:g} s of CPU time to read")
 
     def has_characters(self, names: Collection[Any]) -> bool:
         """Takes the room of further names. False, and takes none, if there is too little or if they are no texts."""

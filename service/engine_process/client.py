@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: seconds for a process whose socket has closed to end, so that its status can be reported
 _END_S = 1.0
+#: the most requests that the line of a lost engine names
+_MOST_NAMED = 20
 
 #: gets the keywords of a constraint that are not enforced
 NoteIgnored = Callable[[tuple[str, ...]], None]
@@ -231,6 +233,8 @@ class EngineProcessClient(Frames):
 
     def _lose(self, reason: str) -> None:
         self.failure = self.failure or reason
+        requests = [*self._requests, *self._compiling]
+        _log.error("%s", reason, extra={"requests": len(requests), "ids": ",".join(requests[:_MOST_NAMED])})
         self._end(ReplicaLost(reason))
 
     def _end(self, error: MrpServeError) -> None:
