@@ -30,7 +30,7 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 #: makes the request of a body. Raises InvalidRequest or UnknownModel
 Parse = Callable[[Mapping[str, Any], RequestContext], "ResponseBuilder"]
 
-#: the bytes of a body that is read at once: in a few ms, whatever it has
+#: the bytes of a body that is read at once: that takes a few ms at most
 _SHORT: Final = 8 * 1024
 
 _T = TypeVar("_T")
@@ -172,7 +172,8 @@ async def respond(parse: Parse, upstream: IngressServices, request: Request) -> 
     with builder.client_errors():
         first = await first_of(items, STATUS_S)
     if first.done():
-        context.ignored.add_all([first.result() if len(streams) == 1 else first.result()[1]])
+        item = first.result()
+        context.ignored.add_all([item[1] if isinstance(item, tuple) else item])
     return FrameStream(frames.written(first, items, events), first, items, context.ignored.headers)
 
 

@@ -170,7 +170,7 @@ class Constraint(Data, frozen=True):
 def _supported(schema: Any, param: str, room: Room, *, strict: bool) -> tuple[Any, tuple[str, ...]]:
     """The schema without unsupported keywords, and their names. InvalidRequest if `strict` and there is one.
 
-    `room`: of all schemas of the request.
+    `room`: the room of all schemas of the request.
     """
     try:
         supported, ignored = supported_schema(schema, room)

@@ -212,9 +212,9 @@ def _meaning(escape: re.Match[str], *, in_class: bool) -> int | str:
     if escape["property"] and _is_property(escape["property"]):
         return escape[0]
     letter = escape["letter"] or ""
-    known = {**_MEANINGS, "b": 8} if in_class else _MEANINGS
-    if letter in known:
-        return known[letter]
+    meanings = {**_MEANINGS, "b": 8} if in_class else _MEANINGS
+    if letter in meanings:
+        return meanings[letter]
     if not letter or (letter.isascii() and letter.isalnum()):  # an anchor, a back-reference, another language's escape
         raise ValueError("an escape without a meaning")
     return ord(letter)

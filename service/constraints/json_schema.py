@@ -68,7 +68,7 @@ class SupportedSchema(NamedTuple):
 def supported_schema(schema: Any, room: Room | None = None) -> SupportedSchema:
     """The nearest schema that the library can keep to. Wrong schemas stay wrong; the library says why.
 
-    `room`: of all schemas of a request, by default of this one alone. TimeoutError if they take too long.
+    `room`: the room of all schemas of a request, by default of this one alone. TimeoutError if they take too long.
     """
     adapter = _Adapter(schema, Room() if room is None else room)
     adapted = adapter.shared.added_to(adapter.adapted(schema, ""))
@@ -145,17 +145,17 @@ class _Adapter:
         """Removes the patterns of properties that cannot be used. Their properties are then possible by any name."""
         if not isinstance(patterns := schema.get("patternProperties"), dict):
             return
-        usable, others = dict[str, Any](), list[Any]()
+        usable, values = dict[str, Any](), list[Any]()
         for pattern, value in patterns.items():
             if (name := rust_pattern(pattern)) is None:
-                others.append(value)
+                values.append(value)
             else:
                 usable[name] = {"allOf": [usable[name], value]} if name in usable else value
-        if others:
+        if values:
             self.ignored.append(f"{path}patternProperties")
             if schema.get("additionalProperties") is False:
-                schema["additionalProperties"] = {"anyOf": others}
-        if usable or not others:
+                schema["additionalProperties"] = {"anyOf": values}
+        if usable or not values:
             schema["patternProperties"] = usable
         else:
             del schema["patternProperties"]

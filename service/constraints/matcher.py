@@ -81,7 +81,7 @@ class GuidanceGrammar:
 
     start: LLMatcher  # the library's matcher at the beginning of an answer, which is only copied
     vocabulary: TokenVocabulary
-    constraint: Constraint  # what it enforces, with the keywords that it does not
+    constraint: Constraint  # the constraint as it is enforced, with its ignored keywords
     budget: GrammarBudget | None = None  # the CPU time of its answers; None: no limit
     _by_reserve: dict[TenantReserve, GuidanceGrammar] = field(default_factory=dict, init=False)
 

@@ -28,14 +28,14 @@ class References:
         """The part of the schema at a path such as `#/$defs/name`. KeyError if there is none."""
         if reference not in self._targets:
             try:
-                self._targets[reference] = self._found(reference)
+                self._targets[reference] = self._part(reference)
             except KeyError as error:
                 self._targets[reference] = error
-        if isinstance(found := self._targets[reference], KeyError):
+        if isinstance(target := self._targets[reference], KeyError):
             raise KeyError(reference)
-        return found
+        return target
 
-    def _found(self, reference: str) -> Any:
+    def _part(self, reference: str) -> Any:
         start, *names = reference.rstrip("/").split("/")
         if start != "#":
             raise KeyError(reference)
@@ -91,7 +91,7 @@ class SharedParts:
         self._parts: dict[str, Any] = {}
 
     def add(self, part: Any) -> Any:
-        """A reference to a part. What is no object stands for itself."""
+        """A reference to a part. Other values stand for themselves."""
         if not isinstance(part, dict):
             return part
         names = (f"shared_{number}" for number in count(len(self._parts)))

@@ -1,6 +1,6 @@
-"""Repairs a wrong schema, so that what cannot be compiled takes nothing else with it.
+"""Repairs a wrong schema, so that a part that cannot be compiled takes nothing else with it.
 
-Runs where the library is, which alone knows what is wrong: in a trial first. Ingresses have removed what they can tell
+Runs where the library is, which judges the parts: in a trial first. Ingresses have removed unsupported keywords
 (`json_schema.py`).
 """
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from service.constraints.references import SCHEMAS_BY_NAME, mapped
 
-#: the most schemas that are compiled to find what is wrong
+#: the most schemas that are compiled to find the wrong parts
 _TRIES: Final = 200
 #: keywords of alternatives, of which a wrong one is left out
 _ALTERNATIVES: Final = ("anyOf", "oneOf")

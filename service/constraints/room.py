@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-#: the characters of all names that are written for the schemas of a request, and those of a name's value
+#: the characters of all names that are written for the schemas of a request, and of a name's value
 _CHARACTERS, _VALUE = 256 * 1024, 32
 #: the visits of parts and of their properties, for all composed schemas of a request
 _VISITS: Final = 10_000
@@ -17,7 +17,7 @@ _SECONDS: Final = 2.0
 
 
 class Room:
-    """The room that is left. What needs more is left out."""
+    """The room that is left. A part that needs more is left out."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._characters, self._visits = _CHARACTERS, _VISITS

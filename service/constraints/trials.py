@@ -37,7 +37,7 @@ class Trial(NamedTuple):
     """The result of a trial."""
 
     size: int  # of the grammar in bytes
-    constraint: Constraint  # what could be compiled of the tried one
+    constraint: Constraint  # the tried one without the parts that cannot be compiled
 
 
 class Trials:

@@ -1,4 +1,4 @@
-"""A thread that watches the event loop of an ingress, and names what it works at when it hangs.
+"""A thread that watches the event loop of an ingress, and names its requests when it hangs.
 
 The lines of requests are written when they end. An ingress that hangs is killed (`cli/processes.py`), so its requests
 would have no line. A call in C that holds the interpreter's lock stops this thread, too.
@@ -53,8 +53,8 @@ class StallWatch(threading.Thread):
         suspects = suspects or [record for record in records if not record.requests]
         for record in suspects[:_MOST_REQUESTS]:
             _log.error("the ingress hangs at a request", extra=record.about())
-        others = islice((record.request_id for record in records if record not in suspects), _MOST_REQUESTS)
-        about = {"requests": len(records), "others": ",".join(others), "at": self._stack()}
+        rest = islice((record.request_id for record in records if record not in suspects), _MOST_REQUESTS)
+        about = {"requests": len(records), "others": ",".join(rest), "at": self._stack()}
         _log.error("the ingress has not answered for %.0f s", seconds, extra=about)
 
     def _task(self) -> asyncio.Task[object] | None:
@@ -67,10 +67,10 @@ class StallWatch(threading.Thread):
         """The innermost calls of the loop's thread by module and line, without any value."""
         frame, calls = sys._current_frames().get(self._loops_thread), list[str]()  # noqa: SLF001 - as documented
         while frame is not None and len(calls) < _MOST_CALLS:
-            calls.append(_place(frame))
+            calls.append(_line_of(frame))
             frame = frame.f_back
         return " < ".join(calls)
 
 
-def _place(frame: FrameType) -> str:
+def _line_of(frame: FrameType) -> str:
     return f"{frame.f_globals.get('__name__', 'unnamed code')}:{frame.f_lineno}"

@@ -43,9 +43,9 @@ class AnswerBlocks:
         self._steps = StepMap(resume.num_steps)
 
     def note_ignored(self, keywords: tuple[str, ...]) -> None:
-        """Notes the keywords of the constraint that are not enforced. The ingress knows those of the request."""
-        known = self.request.constraint.ignored if self.request.constraint is not None else ()
-        self._ignored = tuple(keyword for keyword in keywords if keyword not in known)
+        """Notes the keywords of the constraint that are not enforced. The ingress has told the request's own ones."""
+        requests = self.request.constraint.ignored if self.request.constraint is not None else ()
+        self._ignored = tuple(keyword for keyword in keywords if keyword not in requests)
 
     def push(self, event: BlockEvent) -> Chunk | None:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
