@@ -77,9 +77,10 @@ class ClosedObjects:
         parts, visited = [part for part in reversed(schemas) if isinstance(part, dict)], set[int]()
         while parts and self._room.has_visits:
             part = parts.pop()
+            self._room.visit(1)
             if id(part) not in visited:
                 visited.add(id(part))
-                self._room.visit(1 + len(properties_of(part)) + len(items_of(part.get("required"))))
+                self._room.visit(len(properties_of(part)) + len(items_of(part.get("required"))))
                 yield part
                 parts += reversed(self._parts(part))
 
