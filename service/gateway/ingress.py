@@ -33,7 +33,7 @@ from service.api.openai.routes import openai_router
 from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, route_docs
 from service.api.parse import RequestContext
 from service.api.score.routes import score_router
-from service.errors import MrpServeError, ScaledToZero
+from service.errors import EngineFailed, MrpServeError, ReplicaLost, ScaledToZero
 from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
@@ -277,5 +277,5 @@ class Ingress:
 
     def _count_failover(self, error: MrpServeError) -> None:
         self._registry.add("request_failovers_total", reason=error.code)
-        if record := current_record():
+        if isinstance(error, (ReplicaLost, EngineFailed)) and (record := current_record()):
             _log.warning("a request has lost its replica", extra={**record.about(), "error": error.code})
