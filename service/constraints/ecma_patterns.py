@@ -22,6 +22,7 @@ _SETS: Final = {
     "S": "\\x00-\\x08\\x0e-\\x1f!-\u009f\u00a1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff"
     "\u3001-\ufefe\uff00-\U0010ffff",
 }
+_COMPLEMENTS: Final = {_SETS[letter.upper()]: _SETS[letter] for letter in "dsw"}
 _LINE_ENDS: Final = "\\x0a\\x0d\u2028\u2029"
 _ANY: Final = "\\x00-\U0010ffff"
 #: letter of an escape -> the code of its character, or the ranges of its characters
@@ -123,6 +124,8 @@ class _Translation:
             if atom in _SURROGATES:
                 raise ValueError("half of a surrogate pair is no text")
             return _literal(atom, _SPECIAL)
+        if atom in _COMPLEMENTS:  # shorter than its own ranges
+            return f"[^{_COMPLEMENTS[atom]}]"
         return atom if atom.startswith(("\\p", "\\P")) else f"[{atom}]"
 
     def _character(self, letter: str, *, in_class: bool = False) -> int | str:

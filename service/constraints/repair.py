@@ -13,6 +13,7 @@ from service.constraints.references import SCHEMAS_BY_NAME, mapped
 _TRIES: Final = 200
 #: keywords of alternatives, of which a wrong one is left out
 _ALTERNATIVES: Final = ("anyOf", "oneOf")
+_OTHER_PROPERTIES: Final = ("additionalProperties", "maxProperties")
 #: keywords with schemas that are removed only if no other keyword is wrong
 _STRUCTURE: Final = frozenset({
     *SCHEMAS_BY_NAME, *_ALTERNATIVES, "additionalProperties", "allOf", "items", "prefixItems", "type",
@@ -81,8 +82,9 @@ def _smaller(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(value, list) and len(value) > 1:
             for index in range(len(value)):
                 yield keyword, {**schema, keyword: [*value[:index], *value[index + 1 :]]}
-        yield keyword, _without(schema, keyword)
+        further = _OTHER_PROPERTIES if keyword == "properties" else ()  # they depend on the named ones
+        yield keyword, _without(schema, keyword, *further)
 
 
-def _without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
-    return {name: value for name, value in schema.items() if name != keyword}
+def _without(schema: dict[str, Any], *keywords: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name not in keywords}
