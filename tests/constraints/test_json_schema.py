@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from jsonschema_specifications import REGISTRY
 from pydantic import BaseModel, Field
 
+from service.constraints import constraint as constraint_module
 from service.constraints.constraint import MAX_TOOL_SCHEMAS, Constraint, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.json_schema import FORMATS, UNSUPPORTED, supported_schema
 from service.constraints.references import objects_of
+from service.constraints.room import Room
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, accepts, lenient, library_takes, vocabulary
 from tests.constraints.walks import answers
@@ -338,6 +340,13 @@ def test_a_schema_of_any_size_takes_little_time_and_stays_small(name: str) -> No
     assert time.thread_time() - started < 1.0
     assert len(json.dumps(supported.schema)) < 4 * MAX_TOOL_SCHEMAS
     assert sum(map(len, supported.ignored)) < 4 * MAX_TOOL_SCHEMAS
+
+
+def test_schemas_that_take_too_long_are_refused_by_their_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 99, 3))
+    monkeypatch.setattr(constraint_module, "Room", lambda: Room(lambda: float(next(seconds))))
+    with pytest.raises(InvalidRequest, match="form takes more than 2 s of CPU time to read"):
+        Constraint.json({"type": "object"}, "form")
 
 
 def test_tools_share_the_room_of_one_request() -> None:
