@@ -6,40 +6,15 @@ that llguidance cannot follow: look-around, boundaries, back-references, anchors
 """
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
-from pydantic_core import SchemaError, SchemaValidator, core_schema
+from service.constraints.ecma_characters import COMPLEMENTS, ESCAPE, SPECIAL, SURROGATES, literal, meaning, range_of
 
-#: the ranges of `\\d`, `\\w`, `\\s` and of their complements
-_SETS: Final = {
-    "d": "0-9",
-    "D": "\\x00-/:-\U0010ffff",
-    "w": "0-9A-Z_a-z",
-    "W": "\\x00-/:-@\\[-\\^`{-\U0010ffff",
-    "s": "\\x09-\\x0d \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff",
-    "S": "\\x00-\\x08\\x0e-\\x1f!-\u009f\u00a1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e\u2060-\u2fff"
-    "\u3001-\ufefe\uff00-\U0010ffff",
-}
-_COMPLEMENTS: Final = {_SETS[letter.upper()]: _SETS[letter] for letter in "dsw"}
 _LINE_ENDS: Final = "\\x0a\\x0d\u2028\u2029"
 _ANY: Final = "\\x00-\U0010ffff"
-#: letter of an escape -> the code of its character, or the ranges of its characters
-_MEANINGS: Final[Mapping[str, int | str]] = {**_SETS, "0": 0, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
-_SPECIAL, _SPECIAL_IN_CLASS = frozenset("\\^$.*+?()[]{}|"), frozenset("\\]^-[")
-#: operators of sets in Rust's classes, which ECMA-262 does not escape
-_OPERATORS: Final = frozenset("&~")
-_SURROGATES: Final = range(0xD800, 0xE000)
 #: the most groups within each other, and repetitions
 _MAX_GROUPS, _MAX_REPETITIONS = 100, 1_000_000
 
-_ESCAPE: Final = re.compile(
-    r"\\(?:u\{0*(?P<code>[\da-fA-F]{1,6})\}|u(?P<high>[dD][89abAB][\da-fA-F]{2})\\u(?P<low>[dD][c-fC-F][\da-fA-F]{2})"
-    r"|u(?P<unit>[\da-fA-F]{4})|x(?P<byte>[\da-fA-F]{2})|c(?P<control>[A-Za-z])|(?P<property>[pP]\{[\w=]{1,80}\})"
-    r"|0(?=\d)|(?P<letter>.))",
-    re.ASCII | re.DOTALL,
-)
 #: characters that stand for themselves
 _PLAIN: Final = re.compile(r"[^\\^$.*+?()\[\]{}|&~\x00-\x1f\x7f\ud800-\udfff]+(?![*+?{])")
 _QUANTIFIER: Final = re.compile(r"(?:[*+?]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\})(?P<lazy>\??)", re.ASCII)
@@ -121,11 +96,11 @@ class _Translation:
             return f"[^{_LINE_ENDS}]"
         atom = self._character(letter)
         if isinstance(atom, int):
-            if atom in _SURROGATES:
+            if atom in SURROGATES:
                 raise ValueError("half of a surrogate pair is no text")
-            return _literal(atom, _SPECIAL)
-        if atom in _COMPLEMENTS:  # shorter than its own ranges
-            return f"[^{_COMPLEMENTS[atom]}]"
+            return literal(atom, SPECIAL)
+        if atom in COMPLEMENTS:  # shorter than its own ranges
+            return f"[^{COMPLEMENTS[atom]}]"
         return atom if atom.startswith(("\\p", "\\P")) else f"[{atom}]"
 
     def _character(self, letter: str, *, in_class: bool = False) -> int | str:
@@ -133,11 +108,11 @@ class _Translation:
         if letter != "\\":
             self._at += 1
             return ord(letter)
-        escape = _ESCAPE.match(self._pattern, self._at)
+        escape = ESCAPE.match(self._pattern, self._at)
         if escape is None:
             raise ValueError("the pattern ends with a backslash")
         self._at = escape.end()
-        return _meaning(escape, in_class=in_class)
+        return meaning(escape, in_class=in_class)
 
     def _class(self) -> str:
         self._at += 1
@@ -158,12 +133,12 @@ class _Translation:
         """A character or range of a class; two and a hyphen where an end of a range is a set."""
         low = self._character(self._pattern[self._at], in_class=True)
         if self._pattern[self._at] != "-" or self._pattern[self._at + 1] == "]":
-            return _range(low, low)
+            return range_of(low, low)
         self._at += 1
         high = self._character(self._pattern[self._at], in_class=True)
         if isinstance(low, int) and isinstance(high, int):
-            return _range(low, high)
-        return [*_range(low, low), r"\-", *_range(high, high)]
+            return range_of(low, high)
+        return [*range_of(low, low), r"\-", *range_of(high, high)]
 
 
 class _Alternative:
@@ -202,50 +177,3 @@ class _Alternative:
         if not self._can_repeat:
             raise ValueError("nothing can be repeated")
         self._can_repeat = False
-
-
-def _meaning(escape: re.Match[str], *, in_class: bool) -> int | str:
-    """The code that an escape stands for, or its ranges. ValueError if it stands for neither."""
-    if escape["high"]:
-        return 0x10000 + ((int(escape["high"], 16) & 0x3FF) << 10) + (int(escape["low"], 16) & 0x3FF)
-    if number := escape["code"] or escape["unit"] or escape["byte"]:
-        return int(number, 16)
-    if escape["control"]:
-        return ord(escape["control"]) % 32
-    if escape["property"] and _is_property(escape["property"]):
-        return escape[0]
-    letter = escape["letter"] or ""
-    meanings = {**_MEANINGS, "b": 8} if in_class else _MEANINGS
-    if letter in meanings:
-        return meanings[letter]
-    if not letter or (letter.isascii() and letter.isalnum()):  # an anchor, a back-reference, another language's escape
-        raise ValueError("an escape without a meaning")
-    return ord(letter)
-
-
-@lru_cache(256)
-def _is_property(name: str) -> bool:
-    try:
-        SchemaValidator(core_schema.str_schema(pattern=f"\\{name}"))
-    except SchemaError:
-        return False
-    return True
-
-
-def _range(low: int | str, high: int | str) -> list[str]:
-    """A range of a class, without halves of surrogate pairs, which no text has."""
-    if isinstance(low, str) or isinstance(high, str):
-        return [f"{low}"]
-    if low > high or high > 0x10FFFF:
-        raise ValueError("a range ends before it begins")
-    low = _SURROGATES.stop if low in _SURROGATES else low
-    high = _SURROGATES.start - 1 if high in _SURROGATES else high
-    ends = dict.fromkeys(_literal(code, _SPECIAL_IN_CLASS) for code in (low, high))
-    return ["-".join(ends)] if low <= high else []
-
-
-def _literal(code: int, special: frozenset[str]) -> str:
-    letter = chr(code)
-    if code < 32 or code == 127 or letter in _OPERATORS:
-        return f"\\x{code:02x}"
-    return f"\\{letter}" if letter in special else letter
