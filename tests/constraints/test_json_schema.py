@@ -377,7 +377,7 @@ _AROUND: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-@given(st.lists(st.sampled_from(_AROUND), min_size=1, max_size=60))
+@given(st.lists(st.sampled_from(_AROUND), min_size=1, max_size=30))
 def test_any_nesting_of_keywords_stays_linear(around: Sequence[Callable[[Any], Any]]) -> None:
     schema: Any = {"type": "integer"}
     for wrap in around:
