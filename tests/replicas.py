@@ -1,6 +1,6 @@
 """Replicas in the test's own process."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from service.constraints import Constraint
 from service.engine import BlockEvent, BlockProgress, EngineDeps, EngineState, GenerationRequest
@@ -36,11 +36,15 @@ class InProcessEngine:
         return self._engine.state()
 
     async def generate(
-        self, request: GenerationRequest, constraint: Constraint | None = None
+        self,
+        request: GenerationRequest,
+        constraint: Constraint | None = None,
+        note_ignored: Callable[[tuple[str, ...]], None] = lambda _: None,
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
         self._core.engine.validate(request)
         if constraint is not None:
-            request = await self._core.compiled(request, constraint)
+            request, ignored = await self._core.compiled(request, constraint)
+            note_ignored(ignored)
         items = self._engine.generate(request)
         try:
             async for item in items:

@@ -43,7 +43,7 @@ def chat_request(
             raise InvalidRequest(f"tools are given, and {card.tools_problem}", param="tools")
         tool_format, names = card.tool_format, use.model_names
         tools = tuple(dataclasses.replace(tool, name=names[tool.name]).definition for tool in use.tools)
-        constraint = _calls(use, names, tool_format, constraint)
+        constraint = _calls(use, names, tool_format, constraint, strict=context.ignored.strict)
         if body.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos is true, which tools do not allow: calls of tools end the answer", param="ignore_eos"
@@ -102,10 +102,12 @@ def _thinking(chat: Chat, context: RequestContext) -> Literal["no", "may", "begu
     return "begun" if thinking.opened_by_prompt else "may"
 
 
-def _calls(use: ToolUse, names: Mapping[str, str], format_: str, content: Constraint | None) -> Constraint:
+def _calls(
+    use: ToolUse, names: Mapping[str, str], format_: str, content: Constraint | None, *, strict: bool
+) -> Constraint:
     form = TOOL_FORMATS[format_]
     forms = [
-        ToolCallForm(tool.name, form.head(names[tool.name]), tool.schema, form.tail, tool.param, tool.strict)
+        ToolCallForm(tool.name, form.head(names[tool.name]), tool.schema, form.tail, tool.param, tool.strict or strict)
         for tool in use.callable
     ]
     constraint = Constraint.calls(
@@ -115,6 +117,6 @@ def _calls(use: ToolUse, names: Mapping[str, str], format_: str, content: Constr
         required=use.choice == "required",
         content=content,
     )
-    types = (f"{tool.param}.type" for tool in use.callable if not tool.takes_objects)  # any arguments fit these
+    types = (f"{tool.param}.type" for tool in use.callable if not tool.takes_objects)
     names_of_types = (".".join(part for part in path.split(".") if not part.isdecimal()) for path in types)
     return replace(constraint, ignored=tuple(dict.fromkeys((*constraint.ignored, *names_of_types))))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -29,6 +29,11 @@ from service.tracebacks import error_for_client
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 #: makes the request of a body. Raises InvalidRequest or UnknownModel
 Parse = Callable[[Mapping[str, Any], RequestContext], "ResponseBuilder"]
+
+#: the bytes of a body that is read at once: that takes a few ms at most
+_SHORT: Final = 8 * 1024
+
+_T = TypeVar("_T")
 
 
 class Pipeline(Protocol):
@@ -57,6 +62,9 @@ class IngressServices(Protocol):
     async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge: ...
 
     def count_rejected(self, error: MrpServeError) -> None: ...
+
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """The result of work that would hold up the event loop."""
 
 
 class ResponseBuilder(ABC):
@@ -126,10 +134,20 @@ class JsonAnswer(JSONResponse):
         return to_json(content, inf_nan_mode="null")
 
 
+async def parsed(
+    parse: Callable[[Mapping[str, Any], RequestContext], _T], upstream: IngressServices, request: Request
+) -> tuple[_T, RequestContext]:
+    """The body as `parse` reads it, and the context that it was given. A long one is read beside the event loop."""
+    content = await request.body()
+    body, context = parse_json(content), await upstream.context(request)
+    if len(content) <= _SHORT:
+        return parse(body, context), context
+    return await upstream.aside(partial(parse, body, context)), context
+
+
 async def respond(parse: Parse, upstream: IngressServices, request: Request) -> Response:
     """The response to a request of an API's route. Raises MrpServeError before the status is sent."""
-    body, context = parse_json(await request.body()), await upstream.context(request)
-    builder = parse(body, context)
+    builder, context = await parsed(parse, upstream, request)
     with builder.client_errors():
         charge = await upstream.admit(request, builder.requests)
     if not builder.stream:
@@ -141,6 +159,7 @@ async def respond(parse: Parse, upstream: IngressServices, request: Request) -> 
         answers = await all_of(
             [complete(index, replica_request) for index, replica_request in enumerate(builder.requests)]
         )
+        context.ignored.add_all(answers)
         return JsonAnswer(await builder.full_response(answers), headers=context.ignored.headers)
     frames = StreamFrames(builder, upstream.count_rejected, request.scope["request_id"])
     streams = [upstream.pipeline.stream(replica_request, charge) for replica_request in builder.requests]
@@ -152,6 +171,9 @@ async def respond(parse: Parse, upstream: IngressServices, request: Request) -> 
         items, events = merged(streams), lambda pair: frames.events(*pair)
     with builder.client_errors():
         first = await first_of(items, STATUS_S)
+    if first.done():
+        item = first.result()
+        context.ignored.add_all([item[1] if isinstance(item, tuple) else item])
     return FrameStream(frames.written(first, items, events), first, items, context.ignored.headers)
 
 

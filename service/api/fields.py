@@ -8,7 +8,7 @@ value `null` counts as left out.
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -88,6 +88,12 @@ class IgnoredFields:
         if name not in self.logged and len(self.logged) < _MOST_LOGGED:
             self.logged.add(name)
             _log.warning("requests have the field %s, which is not served and is ignored", name)
+
+    def add_all(self, answers: Iterable[object]) -> None:
+        """Adds the keywords of schemas that the compiler did not enforce in answers, or their first chunks."""
+        for answer in answers:
+            for name in getattr(answer, "ignored", ()):
+                self.add(name)
 
     @property
     def headers(self) -> dict[str, str]:

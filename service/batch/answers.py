@@ -80,6 +80,7 @@ class LineAnswers:
 
         try:
             answers = await all_of([answered(index, request) for index, request in enumerate(builder.requests)])
+            IgnoredFields(logged=self._ignored_fields).add_all(answers)
             output = _output(line, request_id, 200, await builder.full_response(answers), None)
             self.tokens += sum(answer.ending.completion_tokens for answer in answers)
         except Exception as error:  # noqa: BLE001 - as in `_parse`

@@ -11,23 +11,21 @@ from contextlib import suppress
 from typing import Any
 
 from service.constraints.references import References, items_of, names_of, objects_of, properties_of
+from service.constraints.room import Room
 
 _LISTS = ("allOf", "anyOf", "oneOf")
 _OBJECTS = frozenset({
     "additionalProperties", "maxProperties", "minProperties", "patternProperties", "properties", "propertyNames",
     "required", "unevaluatedProperties",
 })  # fmt: skip
-#: the most schemas and properties that are visited, for all composed schemas together; beyond it nothing is closed
-_MAX_VISITS = 10_000
 
 
 class ClosedObjects:
-    """Which objects of a schema to close. `root`: the whole schema."""
+    """Which objects of a schema to close. `root`: the whole schema. Without room for visits, nothing is closed."""
 
-    def __init__(self, root: Any, references: References) -> None:
-        self._references = references
+    def __init__(self, root: Any, references: References, room: Room) -> None:
+        self._references, self._room = references, room
         self._extended: set[int] = set()
-        self._visits = 0
         for schema in objects_of(root):
             if self._is_composed(schema):
                 self._extend(self._parts(schema), [schema])
@@ -39,7 +37,7 @@ class ClosedObjects:
         """
         composed = self._is_composed(schema)
         named = isinstance(schema.get("properties"), dict)
-        if self._visits > _MAX_VISITS or id(schema) in self._extended or not (composed or named):
+        if not self._room.has_visits or id(schema) in self._extended or not (composed or named):
             return None
         if not composed:
             return dict.fromkeys(names_of(schema))
@@ -48,7 +46,7 @@ class ClosedObjects:
             if "patternProperties" in part or (number and "additionalProperties" in part):
                 return None
             names |= dict.fromkeys(names_of(part))
-        return names if names and self._visits <= _MAX_VISITS else None
+        return names if names and self._room.has_visits else None
 
     def has_alternatives(self, schema: dict[str, Any]) -> bool:
         """Whether a schema for the same value is a union. Its members may name different properties."""
@@ -77,11 +75,12 @@ class ClosedObjects:
     def _same_value(self, *schemas: Any) -> Iterator[dict[str, Any]]:
         """The schemas and all other schemas for the same value, in order."""
         parts, visited = [part for part in reversed(schemas) if isinstance(part, dict)], set[int]()
-        while parts and self._visits <= _MAX_VISITS:
+        while parts and self._room.has_visits:
             part = parts.pop()
+            self._room.visit(1)
             if id(part) not in visited:
                 visited.add(id(part))
-                self._visits += 1 + len(properties_of(part))
+                self._room.visit(len(properties_of(part)) + len(items_of(part.get("required"))))
                 yield part
                 parts += reversed(self._parts(part))
 

@@ -84,8 +84,8 @@ class GrammarCompiler:
             if self._vocabulary is None or self._trials is None:
                 self._vocabulary = self._make_vocabulary()
                 self._trials = Trials(self._vocabulary.definition)
-        size = self._trials.run(constraint)
-        return compile_grammar(constraint, self._vocabulary), size
+        trial = self._trials.run(constraint)
+        return compile_grammar(trial.constraint, self._vocabulary), trial.size
 
 
 def _threads_with_deep_stacks() -> ThreadPoolExecutor:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from service.constraints.json_schema import supported_schema
 from service.constraints.json_text import finite
+from service.constraints.room import Room
 from service.constraints.structural_tags import checked_format
 from service.errors import InvalidRequest
 from service.ipc.data import Data, Private
@@ -21,6 +22,8 @@ ConstraintKind = Literal["json", "regex", "choice", "grammar", "tags", "calls"]
 MAX_SCHEMA, MAX_REGEX, MAX_GRAMMAR, MAX_CHOICES = 64 * 1024, 4096, 16 * 1024, 1000
 #: the most characters of the schemas of all tools of a request
 MAX_TOOL_SCHEMAS = 256 * 1024
+#: how often as long as its limit a schema may be after it was adapted
+_GROWTH = 4
 #: the most schemas within each other, as literal JSON
 MAX_DEPTH = 64
 
@@ -79,8 +82,8 @@ class Constraint(Data, frozen=True):
             return cls("json", _dumped(_ANY_OBJECT), param)
         _check_depth(schema, param)
         _within(_dumped(schema), MAX_SCHEMA, param)
-        supported, ignored = _supported(schema, param, strict)
-        return cls("json", _dumped(supported), param, ignored=ignored)
+        supported, ignored = _supported(schema, param, Room(), strict=strict)
+        return cls("json", _within(_dumped(supported), _GROWTH * MAX_SCHEMA, param), param, ignored=ignored)
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
@@ -106,15 +109,15 @@ class Constraint(Data, frozen=True):
     def tags(cls, form: Mapping[str, Any], param: str) -> Constraint:
         """Free text with constrained tags. `form`: the `format` of a structural tag. InvalidRequest if it is wrong."""
         _within(_dumped(form), MAX_SCHEMA, param)
-        all_ignored: list[str] = []
+        all_ignored, room = list[str](), Room()
 
         def adapt(schema: Any, path: str) -> Any:
             _check_depth(schema, path)
-            supported, ignored = _supported(schema, path, strict=False)
+            supported, ignored = _supported(schema, path, room, strict=False)
             all_ignored.extend(ignored)
             return supported
 
-        source = _dumped(checked_format(form, param, adapt))
+        source = _within(_dumped(checked_format(form, param, adapt)), _GROWTH * MAX_SCHEMA, param)
         return cls("tags", source, param, ignored=tuple(dict.fromkeys(all_ignored)))
 
     @classmethod
@@ -136,12 +139,20 @@ class Constraint(Data, frozen=True):
         for form in forms:
             _check_depth(form.schema, form.param)
         _within(_dumped([form.schema for form in forms]), MAX_TOOL_SCHEMAS, "tools")
-        schemas = [_supported(form.schema, form.param, form.strict) for form in forms]
+        room = Room()
+        schemas = [_supported(form.schema, form.param, room, strict=form.strict) for form in forms]
         source = {
             "opening": opening,
             "between": between,
             "forms": [
-                {"name": form.name, "head": form.head, "schema": schema, "tail": form.tail, "strict": form.strict}
+                {
+                    "name": form.name,
+                    "field": _field(form.param),
+                    "strict": form.strict,
+                    "head": form.head,
+                    "schema": schema,
+                    "tail": form.tail,
+                }
                 for form, (schema, _) in zip(forms, schemas, strict=True)
             ],
             "required": required,
@@ -149,22 +160,32 @@ class Constraint(Data, frozen=True):
         ignored = dict.fromkeys(path for _, paths in schemas for path in paths)
         return cls(
             "calls",
-            _dumped(source),
+            _within(_dumped(source), _GROWTH * MAX_TOOL_SCHEMAS, "tools"),
             "tools",
             content=None if required else content,
             ignored=(*ignored, *(() if content is None else content.ignored)),
         )
 
 
-def _supported(schema: Any, param: str, strict: bool) -> tuple[Any, tuple[str, ...]]:
-    """The schema without unsupported keywords, and their names. InvalidRequest if `strict` and there is one."""
-    supported, ignored = supported_schema(schema)
+def _supported(schema: Any, param: str, room: Room, *, strict: bool) -> tuple[Any, tuple[str, ...]]:
+    """The schema without unsupported keywords, and their names. InvalidRequest if `strict` and there is one.
+
+    `room`: the room of all schemas of the request.
+    """
+    try:
+        supported, ignored = supported_schema(schema, room)
+    except TimeoutError as error:
+        raise InvalidRequest(f"{param} {error}", param=param) from None
     if ignored and strict:
         raise InvalidRequest(
             f"{param} cannot be used: {', '.join(ignored)[:400]} is not supported in a strict schema", param=param
         )
-    field = ".".join(name for name in param.split(".") if not name.isdecimal())
-    return supported, tuple(dict.fromkeys(f"{field}.{path.rpartition('.')[2]}" for path in ignored))
+    return supported, tuple(dict.fromkeys(f"{_field(param)}.{path.rpartition('.')[2]}" for path in ignored))
+
+
+def _field(param: str) -> str:
+    """The path of a field without indices."""
+    return ".".join(name for name in param.split(".") if not name.isdecimal())
 
 
 def _dumped(value: object) -> str:

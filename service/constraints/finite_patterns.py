@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-from service.constraints.references import mapped, names_of, objects_of
+from service.constraints.references import SharedParts, mapped, names_of, objects_of
 
 #: parts of a pattern that are no alternatives of the whole: escapes, classes; and brackets
 _PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
@@ -24,7 +24,8 @@ IsEmpty = Callable[[str, list[str]], bool]
 def with_names_of_finite_patterns(schema: Any, is_empty: IsEmpty) -> Any:
     """The schema with `properties` for each pattern that allows only names which stand anywhere in the schema."""
     if isinstance(schema, dict) and any("patternProperties" in part for part in objects_of(schema)):
-        return mapped(schema, _Rewriter(schema, is_empty).named)
+        rewriter = _Rewriter(schema, is_empty)
+        return rewriter.shared.added_to(mapped(schema, rewriter.named))
     return schema
 
 
@@ -32,6 +33,7 @@ class _Rewriter:
     def __init__(self, root: Any, is_empty: IsEmpty) -> None:
         self._names = list(dict.fromkeys(name for part in objects_of(root) for name in names_of(part)))
         self._is_empty, self._compared = is_empty, 0
+        self.shared = SharedParts(root)
 
     def named(self, schema: dict[str, Any]) -> dict[str, Any]:
         patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
@@ -39,6 +41,7 @@ class _Rewriter:
             for pattern in list(patterns):
                 if names := self._only_names(pattern):
                     value = patterns.pop(pattern)
+                    value = self.shared.add(value) if len(names) > 1 else value
                     both = {name: {"allOf": [properties[name], value]} for name in names if name in properties}
                     schema["properties"] = properties = {**properties, **dict.fromkeys(names, value), **both}
             if not patterns:

@@ -5,7 +5,6 @@ index in a pattern.
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -16,7 +15,6 @@ from msgspec.structs import replace
 from service.constraints.checks import check_schema
 from service.constraints.constraint import Constraint, ConstraintKind
 from service.constraints.finite_patterns import with_names_of_finite_patterns
-from service.constraints.json_schema import without_patterns
 from service.constraints.lark import (
     JSON_OPTIONS,
     calls_grammar,
@@ -27,6 +25,7 @@ from service.constraints.lark import (
     with_preamble,
 )
 from service.constraints.matcher import GuidanceGrammar
+from service.constraints.repair import repaired
 from service.constraints.structural_tags import schemas_in
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
@@ -39,8 +38,6 @@ _TRIES = 200
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 
-_log = logging.getLogger(__name__)
-
 
 def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> GuidanceGrammar:
     """The grammar of a constraint, whose first mask was computed. InvalidRequest if there is an error in it."""
@@ -50,13 +47,13 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Guid
         text = with_preamble(constraint.preamble, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary, _MAX_CALLS_SIZE if constraint.kind == "calls" else _MAX_SIZE)
     if matcher.is_error():
-        lenient = _with_lenient_tools(constraint, lambda schema: _schema_matcher(schema, vocabulary).is_error())
+        lenient = _with_lenient_tools(constraint, partial(_is_refused, vocabulary))
         if lenient != constraint:
             return compile_grammar(lenient, vocabulary)
         if constraint.preamble is not None:  # the error is clearer without the preamble
             compile_grammar(replace(constraint, preamble=None), vocabulary)
         raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
-    grammar = GuidanceGrammar(matcher, vocabulary, constraint.param)
+    grammar = GuidanceGrammar(matcher, vocabulary, constraint)
     try:
         matcher_at_start = grammar.open()
         matcher_at_start.mask(matcher_at_start.forced(()))
@@ -87,21 +84,22 @@ def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
 
 
 def _with_lenient_tools(constraint: Constraint, is_wrong: Callable[[Any], bool]) -> Constraint:
-    """The constraint with other schemas for wrong ones of tools that are not strict: without patterns, or any object.
-
-    So one tool never refuses the others.
-    """
+    """The constraint without the wrong parts of tools that are not strict. So they never refuse anything else."""
     if constraint.kind != "calls":
         return constraint
-    source = json.loads(constraint.source)
+    source, ignored = json.loads(constraint.source), list(constraint.ignored)
     wrong = [form for form in source["forms"] if not form["strict"] and is_wrong(form["schema"])]
     for form in wrong:
-        plain = without_patterns(form["schema"])
-        form["schema"] = _ANY_OBJECT if is_wrong(plain) else plain
+        schema, removed = repaired(form["schema"], is_wrong)
+        form["schema"] = {**_ANY_OBJECT, **schema}
+        ignored += [f"{form['field']}.{keyword}" for keyword in removed]
+        if is_wrong(form["schema"]):
+            form["schema"] = _ANY_OBJECT
+            ignored.append(form["field"])
     if not wrong:
         return constraint
-    _log.warning("%d of %d tools have wrong schemas, which are not enforced", len(wrong), len(source["forms"]))
-    return replace(constraint, source=json.dumps(source, ensure_ascii=False))
+    source = json.dumps(source, ensure_ascii=False)
+    return replace(constraint, source=source, ignored=tuple(dict.fromkeys(ignored)))
 
 
 def _with_names(constraint: Constraint, vocabulary: TokenVocabulary) -> Constraint:
@@ -139,6 +137,10 @@ def _is_unsafe(schema: Any) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _is_refused(vocabulary: TokenVocabulary, schema: Any) -> bool:
+    return _is_unsafe(schema) or _schema_matcher(schema, vocabulary).is_error()
 
 
 def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:

@@ -4,21 +4,24 @@
 
 - Keywords that the library refuses or does not obey are removed. `ignored` has their paths, unless they have no effect,
   are annotations (a `format` that the library does not know), or other keywords replace them exactly.
-- Values of keywords that llguidance 1.9 cannot take are removed, though the rest of the schema is fine: bounds far from
-  0, steps of many digits, lengths that are no lengths, and null, which clients write for fields that they have not set.
+- Patterns, which are ECMA-262's, are written as Rust's (`ecma_patterns.py`). Values of keywords that llguidance 1.9
+  cannot take are removed, though the rest of the schema is fine: patterns with look-around, bounds far from 0, steps of
+  many digits, lengths that are no lengths, and null, which clients write for fields that they have not set.
 - Objects with `properties` but without `additionalProperties` get no other properties. The library writes such
   properties with made-up names, and may write a name twice. Every answer still fits the original schema.
 
-`oneOf` stays and is obeyed as `anyOf`. The tables agree with the library: `tests/constraints` compares them.
+A result is little longer than its schema: a part for several names stands once, in `$defs`, and `room.py` bounds the
+names. `oneOf` stays and is obeyed as `anyOf`. The tables agree with the library: `tests/constraints` compares them.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from service.constraints.closing import ClosedObjects
-from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, items_of, mapped
+from service.constraints.ecma_patterns import rust_pattern
+from service.constraints.keyword_values import INCLUSIVE, is_narrow, with_usable_values
+from service.constraints.references import SCHEMAS_BY_NAME, VALUES, References, SharedParts, items_of
+from service.constraints.room import Room
 
 Schema = dict[str, Any]
 
@@ -51,31 +54,8 @@ _SECONDARY: Final = frozenset({"then", "else", "minContains", "maxContains"})
 #: keywords of names that have no effect, and that names from a list may have
 _ANNOTATIONS: Final = frozenset({"$schema", "description", "title"})
 _CONSTANT_NAMES: Final = _ANNOTATIONS | {"const", "enum", "type"}
-#: the most characters of the copies of a schema for all names of a list
-_MAX_COPIES: Final = 64 * 1024
-
-#: parts of a pattern: an escape, a class, a group's beginning
-_PATTERN_PART: Final = re.compile(r"\\(?:.|\n)|\[(?:\\.|[^\]\\])*\]|\(\?(?:<[=!]|.)", re.DOTALL)
-_LOOK_AROUND: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!", "(?>"})
-#: the letters of back-references and of boundaries, after a backslash
-_NO_ESCAPES: Final = frozenset("123456789kbB")
-
-#: exclusive bound -> inclusive bound
-_INCLUSIVE: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
-_BOUNDS: Final = (*_INCLUSIVE, *_INCLUSIVE.values())
-_LENGTHS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-#: keywords with an effect, whose removal is told
-_WITH_EFFECT: Final = frozenset({
-    *_BOUNDS, *_LENGTHS, "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "enum", "items",
-    "multipleOf", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type",
-})  # fmt: skip
-#: keywords whose value may be null
-_NULLABLE: Final = frozenset({"const", "default", "example", "examples"})
-#: bounds that the library can compile: up to JSON's largest safe integer, and not too near to 0
-_LARGEST_BOUND, _SMALLEST_BOUND = 2**53, 1e-50
-_LONGEST_TEXT, _MOST_PARTS = 1_000_000, 2**53
-#: the most steps between two whole numbers' beginnings: the library makes a state for each
-_MOST_STEPS, _MOST_DECIMALS = 150_000, 9
+#: the longest path that is written out, and the most characters of a name in it
+_LONGEST_PATH, _LONGEST_NAME = 400, 100
 
 
 class SupportedSchema(NamedTuple):
@@ -85,42 +65,46 @@ class SupportedSchema(NamedTuple):
     ignored: tuple[str, ...]
 
 
-def supported_schema(schema: Any) -> SupportedSchema:
-    """The nearest schema that the library can keep to. Wrong schemas stay wrong; the library says why."""
-    adapter = _Adapter(schema)
-    adapted = adapter.adapted(schema, "")
+def supported_schema(schema: Any, room: Room | None = None) -> SupportedSchema:
+    """The nearest schema that the library can keep to. Wrong schemas stay wrong; the library says why.
+
+    `room`: the room of all schemas of a request, by default of this one alone. TimeoutError if they take too long.
+    """
+    adapter = _Adapter(schema, Room() if room is None else room)
+    adapted = adapter.shared.added_to(adapter.adapted(schema, ""))
     if isinstance(adapted, bool):  # the library takes objects only
         adapted = {} if adapted else {"enum": []}
     return SupportedSchema(adapted, tuple(dict.fromkeys(adapter.ignored)))
 
 
-def without_patterns(schema: Any) -> Any:
-    """The schema without its patterns."""
-    patterns = ("pattern", "patternProperties")
-    return mapped(schema, lambda part: {name: value for name, value in part.items() if name not in patterns})
-
-
 class _Adapter:
-    def __init__(self, root: Any) -> None:
-        self._references = References(root)
-        self._objects = ClosedObjects(root, self._references)
+    """Adapts one schema. `shared`: the parts that stand once for several names."""
+
+    def __init__(self, root: Any, room: Room) -> None:
+        self._references, self._room = References(root), room
+        self._objects = ClosedObjects(root, self._references, room)
+        self.shared = SharedParts(root)
         self.ignored: list[str] = []
 
     def adapted(self, schema: Any, path: str) -> Any:
         """The changed copy of a part of the schema. `path`: its path, empty or with a dot at the end."""
         if not isinstance(schema, dict):
             return schema
+        self._room.check_time()
         schema, unusable = with_usable_values(original := schema)
         self.ignored += [f"{path}{name}" for name in unusable]
         if schema.get("not") == {} or schema.get("not") is True:
             return False
         changed = {name: value for name, value in schema.items() if name not in UNSUPPORTED}
-        replaced = self._named_properties(schema, changed)
+        replaced, names = self._named_properties(schema, changed)
         if isinstance(name := changed.get("format"), str) and name not in FORMATS:
             del changed["format"]
         for check in (self._pattern, self._patterns, self._reference, self._bounds):
             check(changed, path)
-        changed = {name: self._within(name, value, f"{path}{name}.") for name, value in changed.items()}
+        changed = {name: self._within(name, value, _below(path, name)) for name, value in changed.items()}
+        if names:
+            value = self.adapted(schema.get("additionalProperties", True), _below(path, "additionalProperties"))
+            changed["properties"] |= dict.fromkeys(names, self.shared.add(value) if len(names) > 1 else value)
         self._close(original, changed)
         closed = changed.get("additionalProperties") is False
         if closed and "unevaluatedProperties" in schema and not self._objects.has_alternatives(original):
@@ -135,9 +119,9 @@ class _Adapter:
         if keyword in VALUES:
             return value
         if keyword in SCHEMAS_BY_NAME and isinstance(value, dict):
-            return {name: self.adapted(item, f"{path}{name}.") for name, item in value.items()}
+            return {name: self.adapted(item, _below(path, name)) for name, item in value.items()}
         if isinstance(value, list):
-            return [self.adapted(item, f"{path}{index}.") for index, item in enumerate(value)]
+            return [self.adapted(item, _below(path, str(index))) for index, item in enumerate(value)]
         return self.adapted(value, path)
 
     def _ignore(self, keyword: str, schema: Schema, path: str) -> None:
@@ -151,18 +135,30 @@ class _Adapter:
     # --- keywords of strings, numbers and references ---------------------------------------------------
 
     def _pattern(self, schema: Schema, path: str) -> None:
-        if isinstance(pattern := schema.get("pattern"), str) and not _is_supported(pattern):
-            del schema["pattern"]
-            self.ignored.append(f"{path}pattern")
+        if "pattern" in schema:
+            schema["pattern"] = rust_pattern(schema["pattern"])
+            if schema["pattern"] is None:
+                del schema["pattern"]
+                self.ignored.append(f"{path}pattern")
 
     def _patterns(self, schema: Schema, path: str) -> None:
-        """Removes patterns of properties if one of them is not supported. Their properties are then any."""
-        patterns = schema.get("patternProperties")
-        if isinstance(patterns, dict) and not all(map(_is_supported, patterns)):
-            del schema["patternProperties"]
-            if schema.get("additionalProperties") is False:
-                schema["additionalProperties"] = {"anyOf": list(patterns.values())}
+        """Removes the patterns of properties that cannot be used. Their properties are then possible by any name."""
+        if not isinstance(patterns := schema.get("patternProperties"), dict):
+            return
+        usable, values = dict[str, Any](), list[Any]()
+        for pattern, value in patterns.items():
+            if (name := rust_pattern(pattern)) is None:
+                values.append(value)
+            else:
+                usable[name] = {"allOf": [usable[name], value]} if name in usable else value
+        if values:
             self.ignored.append(f"{path}patternProperties")
+            if schema.get("additionalProperties") is False:
+                schema["additionalProperties"] = {"anyOf": values}
+        if usable or not values:
+            schema["patternProperties"] = usable
+        else:
+            del schema["patternProperties"]
 
     def _reference(self, schema: Schema, path: str) -> None:
         reference = schema.get("$ref")
@@ -172,33 +168,37 @@ class _Adapter:
 
     def _bounds(self, schema: Schema, path: str) -> None:
         """Makes exclusive bounds inclusive where the library would: a whole bound, and the other one nearer than 1."""
-        if _is_narrow(schema):
-            for name, inclusive in _INCLUSIVE.items():
+        if is_narrow(schema):
+            for name, inclusive in INCLUSIVE.items():
                 if (bound := schema.pop(name, None)) is not None:
                     schema[inclusive] = bound
                     self.ignored.append(f"{path}{name}")
 
     # --- objects ---------------------------------------------------------------------------------------
 
-    def _named_properties(self, original: Schema, schema: Schema) -> set[str]:
-        """Writes `propertyNames` as `properties` or `patternProperties` if that is exact. Returns replaced keywords."""
-        names = self._references.resolved(original.get("propertyNames"))
-        properties, other_values = schema.get("properties", {}), schema.get("additionalProperties", True)
+    def _named_properties(self, original: Schema, schema: Schema) -> tuple[set[str], list[str]]:
+        """Writes `propertyNames` as `properties` or `patternProperties` if that is exact.
+
+        Returns the replaced keywords, and the names of a list that get the schema of other properties.
+        """
+        names, properties = self._references.resolved(original.get("propertyNames")), schema.get("properties", {})
         if not isinstance(names, dict) or not isinstance(properties, dict) or "patternProperties" in schema:
-            return set()
-        is_pattern = set(names) - _ANNOTATIONS <= {"pattern", "type"} and _is_supported(names.get("pattern"))
+            return set(), []
+        is_pattern = set(names) - _ANNOTATIONS <= {"pattern", "type"} and rust_pattern(names.get("pattern")) is not None
         texts = [names["const"]] if "const" in names else items_of(names.get("enum"))
-        if texts and set(names) <= _CONSTANT_NAMES and all(isinstance(text, str) for text in texts):
-            if len(texts) * len(json.dumps(other_values)) > _MAX_COPIES:
-                return set()
-            schema["properties"] = {name: value if name in texts else False for name, value in properties.items()}
-            schema["properties"] |= {name: other_values for name in texts if name not in properties}
+        further = list[str]()
+        if texts and set(names) <= _CONSTANT_NAMES and not self._references.has_inner_ids:
+            if not self._room.has_characters(texts):
+                return set(), []
+            listed = dict.fromkeys(texts)
+            further = [name for name in listed if name not in properties]
+            schema["properties"] = {name: value if name in listed else False for name, value in properties.items()}
         elif is_pattern and not properties and not items_of(schema.get("required")):
-            schema["patternProperties"] = {names["pattern"]: other_values}
+            schema["patternProperties"] = {names["pattern"]: schema.get("additionalProperties", True)}
         else:
-            return set()
+            return set(), []
         schema["additionalProperties"] = False
-        return {"propertyNames"}
+        return {"propertyNames"}, further
 
     def _close(self, original: Schema, schema: Schema) -> None:
         """Excludes properties that the schema does not name, unless it allows them or another schema adds some."""
@@ -208,6 +208,8 @@ class _Adapter:
         properties = schema.get("properties", {})
         if isinstance(properties, dict):
             missing = {name: True for name in names if name not in properties}
+            if not self._room.has_characters(missing):
+                return
             if missing or "properties" in schema:
                 schema["properties"] = {**properties, **missing}
             schema["additionalProperties"] = False
@@ -226,7 +228,8 @@ class _Adapter:
             self.ignored.append(f"{path}minProperties")
         if not bounds or not isinstance(properties, dict):
             return
-        optional = [name for name, value in properties.items() if name not in required and value is not False]
+        needed = {name for name in required if isinstance(name, str)}
+        optional = [name for name, value in properties.items() if name not in needed and value is not False]
         if closed and bounds.get("maxProperties", -1) >= len(properties):
             bounds.pop("maxProperties")
             del schema["maxProperties"]
@@ -238,66 +241,6 @@ class _Adapter:
                 self.ignored.append(f"{path}{name}")
 
 
-def _is_supported(pattern: object) -> bool:
-    """Whether a pattern has no look-around, boundary or back-reference. The library refuses other wrong patterns."""
-    if not isinstance(pattern, str):
-        return False
-    parts = _PATTERN_PART.findall(pattern)
-    return not any(part in _LOOK_AROUND or (part[0] == "\\" and part[1] in _NO_ESCAPES) for part in parts)
-
-
-def _is_narrow(schema: Schema) -> bool:
-    """Whether an exclusive whole bound is within 1 of the other bound. The library then allows the bound itself."""
-    if schema.get("type") == "integer" or not any(bound == int(bound) for bound in _numbers(schema, *_INCLUSIVE)):
-        return False
-    lows, highs = _numbers(schema, "minimum", "exclusiveMinimum"), _numbers(schema, "maximum", "exclusiveMaximum")
-    return bool(lows and highs) and min(highs) - max(lows) < 1
-
-
-def _numbers(schema: Schema, *names: str) -> list[float]:
-    values = (schema.get(name) for name in names)
-    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-
-
-# --- values of keywords ----------------------------------------------------------------------------
-
-
-def with_usable_values(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A copy of one schema, without what is within it, whose values can be used; and the names of removed keywords."""
-    usable, removed = dict[str, Any](), list[str]()
-    for name, value in _with_exclusive_bounds(schema).items():
-        if value is None and name not in _NULLABLE:
-            removed += [name] if name in _WITH_EFFECT else []
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not _is_usable(name, value):
-            removed.append(name)
-        else:
-            usable[name] = int(value) if name in _LENGTHS and isinstance(value, float) else value
-    return usable, removed
-
-
-def _is_usable(name: str, value: float) -> bool:
-    if name in _BOUNDS:
-        return value == 0 or _SMALLEST_BOUND <= abs(value) <= _LARGEST_BOUND
-    if name in _LENGTHS:
-        return 0 <= value <= (_LONGEST_TEXT if name.endswith("Length") else _MOST_PARTS) and value == int(value)
-    return name != "multipleOf" or _is_usable_step(value)
-
-
-def _is_usable_step(step: float) -> bool:
-    """Whether a `multipleOf` is positive and has few digits, by the library's own arithmetic."""
-    if not 0 < step <= _MOST_STEPS:
-        return False
-    for _ in range(_MOST_DECIMALS):
-        if step == int(step):
-            break
-        step *= 10
-    return step == int(step) and step <= _MOST_STEPS
-
-
-def _with_exclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without draft 4's `exclusiveMinimum: true`, which makes `minimum` an exclusive bound."""
-    changed = dict(schema)
-    for exclusive, bound in _INCLUSIVE.items():
-        if isinstance(changed.get(exclusive), bool) and changed.pop(exclusive) and bound in changed:
-            changed[exclusive] = changed.pop(bound)
-    return changed
+def _below(path: str, name: str) -> str:
+    """The path of what is within the part `name`. A path that is long already stays."""
+    return path if len(path) > _LONGEST_PATH else f"{path}{name[:_LONGEST_NAME]}."

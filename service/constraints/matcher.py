@@ -18,6 +18,7 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher
 
+from service.constraints.constraint import Constraint
 from service.constraints.vocabulary import TokenBitmask, TokenVocabulary
 from service.errors import ConstraintFailed
 
@@ -80,7 +81,7 @@ class GuidanceGrammar:
 
     start: LLMatcher  # the library's matcher at the beginning of an answer, which is only copied
     vocabulary: TokenVocabulary
-    param: str  # the request's field, for errors
+    constraint: Constraint  # the constraint as it is enforced, with its ignored keywords
     budget: GrammarBudget | None = None  # the CPU time of its answers; None: no limit
     _by_reserve: dict[TenantReserve, GuidanceGrammar] = field(default_factory=dict, init=False)
 
@@ -99,7 +100,7 @@ class GuidanceMatcher:
 
     def __init__(self, grammar: GuidanceGrammar) -> None:
         self._matcher, self._vocabulary = grammar.start.deep_copy(), grammar.vocabulary
-        self._param, self._budget = grammar.param, grammar.budget
+        self._param, self._budget = grammar.constraint.param, grammar.budget
         self._tokens: TokenIds = ()  # the tokens after which the library's matcher stands
         self._forced: dict[TokenIds, TokenIds] = {}
         self._length = self._longest = 0

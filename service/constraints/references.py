@@ -6,6 +6,7 @@ Knows paths such as `#/$defs/name`; leaves anchors and ids to the library.
 import json
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import count
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -21,9 +22,20 @@ class References:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._targets: dict[str, Any] = {}
 
     def target(self, reference: str) -> Any:
         """The part of the schema at a path such as `#/$defs/name`. KeyError if there is none."""
+        if reference not in self._targets:
+            try:
+                self._targets[reference] = self._part(reference)
+            except KeyError as error:
+                self._targets[reference] = error
+        if isinstance(target := self._targets[reference], KeyError):
+            raise KeyError(reference)
+        return target
+
+    def _part(self, reference: str) -> Any:
         start, *names = reference.rstrip("/").split("/")
         if start != "#":
             raise KeyError(reference)
@@ -58,10 +70,41 @@ class References:
         return schema
 
     @cached_property
+    def has_inner_ids(self) -> bool:
+        """Whether a part has an id of its own, from which the paths of references within it start."""
+        ids = (part.get(name) for part in objects_of(self._root) if part is not self._root for name in ("$id", "id"))
+        return any(isinstance(value, str) for value in ids)
+
+    @cached_property
     def _has_ids(self) -> bool:
         """Whether a part of the schema has a name of its own, which references may use."""
         text = json.dumps(self._root)
         return any(f'"{name}": "' in text for name in ("$id", "id", "$anchor", "$dynamicAnchor"))
+
+
+class SharedParts:
+    """Parts of a schema that stand once for several names, in the `$defs` of its root."""
+
+    def __init__(self, root: Any) -> None:
+        definitions = root.get("$defs") if isinstance(root, dict) else None
+        self._taken = frozenset(definitions if isinstance(definitions, dict) else ())
+        self._parts: dict[str, Any] = {}
+
+    def add(self, part: Any) -> Any:
+        """A reference to a part. Other values stand for themselves."""
+        if not isinstance(part, dict):
+            return part
+        names = (f"shared_{number}" for number in count(len(self._parts)))
+        name = next(name for name in names if name not in self._taken and name not in self._parts)
+        self._parts[name] = part
+        return {"$ref": f"#/$defs/{name}"}
+
+    def added_to(self, root: Any) -> Any:
+        """The root with the parts."""
+        if not self._parts or not isinstance(root, dict):
+            return root
+        definitions = root.get("$defs")
+        return {**root, "$defs": {**(definitions if isinstance(definitions, dict) else {}), **self._parts}}
 
 
 def mapped(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:

@@ -18,6 +18,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
@@ -32,6 +33,13 @@ STACK = 256 * 1024 * 1024
 _NICE = 10
 
 
+class Trial(NamedTuple):
+    """The result of a trial."""
+
+    size: int  # of the grammar in bytes
+    constraint: Constraint  # the tried one without the parts that cannot be compiled
+
+
 class Trials:
     """The trials of a vocabulary. Its process starts with the first one. Any thread may try."""
 
@@ -41,8 +49,8 @@ class Trials:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket
 
-    def run(self, constraint: Constraint) -> int:
-        """Compiles a constraint. Returns the size of its grammar in bytes. Blocks up to `SECONDS`, at first longer.
+    def run(self, constraint: Constraint) -> Trial:
+        """Compiles a constraint. Blocks up to `SECONDS`, at first longer.
 
         InvalidRequest if the constraint is wrong or exceeds a limit.
         """
@@ -54,12 +62,12 @@ class Trials:
         with Connection(client_end.detach()) as trial:
             try:
                 trial.send(constraint)
-                result: int | InvalidRequest = trial.recv()
+                result: tuple[int, Constraint] | InvalidRequest = trial.recv()
             except (EOFError, OSError):
                 raise self._died(constraint.param) from None
         if isinstance(result, InvalidRequest):
             raise result
-        return result
+        return Trial(*result)
 
     def close(self) -> None:
         with self._lock:
@@ -135,7 +143,7 @@ def _try(trial: Connection, vocabulary: TokenVocabulary) -> None:
     before = _memory("RssAnon")
     try:
         grammar = compile_grammar(constraint, vocabulary)
-        result: int | InvalidRequest = max(0, _memory("RssAnon") - before)
+        result: tuple[int, Constraint] | InvalidRequest = max(0, _memory("RssAnon") - before), grammar.constraint
         del grammar
     except InvalidRequest as error:
         result = error

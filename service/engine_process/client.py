@@ -28,6 +28,11 @@ _log = logging.getLogger(__name__)
 
 #: seconds for a process whose socket has closed to end, so that its status can be reported
 _END_S = 1.0
+#: the most requests that the line of a lost engine names
+_MOST_NAMED = 20
+
+#: gets the keywords of a constraint that are not enforced
+NoteIgnored = Callable[[tuple[str, ...]], None]
 
 
 class EngineProcessClient(Frames):
@@ -51,7 +56,7 @@ class EngineProcessClient(Frames):
         self._stall_timeout_s, self._clock = stall_timeout_s, clock
         self._streams = RequestStreams(self._abort)
         self._requests: set[str] = set()  # requests that the engine has
-        self._compiling: set[str] = set()  # requests that wait for a grammar
+        self._compiling: dict[str, NoteIgnored] = {}  # requests that wait for a grammar
         self._state = EngineState(0, 0, 0, 0)
         self._sums: list[bytes] = []
         self._numbers = itertools.count()
@@ -95,25 +100,29 @@ class EngineProcessClient(Frames):
         return self._state
 
     def generate(
-        self, request: GenerationRequest, constraint: Constraint | None = None
+        self,
+        request: GenerationRequest,
+        constraint: Constraint | None = None,
+        note_ignored: NoteIgnored = lambda _: None,
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
-        `constraint`: the constraint of the answer, for which the engine's process compiles a grammar. Closing the
-        generator aborts the request. Raises the errors of `validate`, `GrammarCompiler.compile` and
-        `EngineThread.submit`; ReplicaStopping; EngineFailed; OutOfMemory if the device has no memory for this request.
+        `constraint`: the constraint of the answer, for which the engine's process compiles a grammar. `note_ignored`
+        gets the keywords that the grammar does not enforce. Closing the generator aborts the request. Raises the errors
+        of `validate`, `GrammarCompiler.compile` and `EngineThread.submit`; ReplicaStopping; EngineFailed; OutOfMemory
+        if the device has no memory for this request.
         """
         info = self.info
         validate(request, info.config, info.max_model_len, deterministic=info.deterministic)
-        return self._streams.open(request.request_id, partial(self._submit, request, constraint))
+        return self._streams.open(request.request_id, partial(self._submit, request, constraint, note_ignored))
 
-    def _submit(self, request: GenerationRequest, constraint: Constraint | None) -> None:
+    def _submit(self, request: GenerationRequest, constraint: Constraint | None, note_ignored: NoteIgnored) -> None:
         self._check_running()
         if request.request_id in self._requests or request.request_id in self._compiling:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         self.send(messages.Submit(request, constraint))
         if constraint is not None:
-            self._compiling.add(request.request_id)
+            self._compiling[request.request_id] = note_ignored
         else:
             self._add(request.request_id)
 
@@ -129,7 +138,7 @@ class EngineProcessClient(Frames):
 
     def _forget(self, request_id: str) -> None:
         self._requests.discard(request_id)
-        self._compiling.discard(request_id)
+        self._compiling.pop(request_id, None)
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._requests or request_id in self._compiling:
@@ -157,9 +166,9 @@ class EngineProcessClient(Frames):
                 case messages.StepOutputs():
                     self._last_step = self._clock()
                     self._deliver(message)
-                case messages.Compiled(request_id):
-                    if request_id in self._compiling:
-                        self._compiling.discard(request_id)
+                case messages.Compiled(request_id, ignored):
+                    if (note_ignored := self._compiling.pop(request_id, None)) is not None:
+                        note_ignored(ignored)
                         self._add(request_id)
                 case messages.EngineReply():
                     self._last_step = self._clock()
@@ -224,6 +233,8 @@ class EngineProcessClient(Frames):
 
     def _lose(self, reason: str) -> None:
         self.failure = self.failure or reason
+        requests = [*self._requests, *self._compiling]
+        _log.error("%s", reason, extra={"requests": len(requests), "ids": ",".join(requests[:_MOST_NAMED])})
         self._end(ReplicaLost(reason))
 
     def _end(self, error: MrpServeError) -> None:

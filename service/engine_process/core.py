@@ -76,10 +76,13 @@ class EngineCore:
     def failure(self) -> str | None:
         return self.ranks.failure if self.ranks else None
 
-    async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
+    async def compiled(
+        self, request: GenerationRequest, constraint: Constraint
+    ) -> tuple[GenerationRequest, tuple[str, ...]]:
+        """The request with its grammar, and the keywords that are not enforced."""
         began = time.monotonic()
         grammar = await self.compiler.compile(constraint, Owner(request.sharing.tenant, request.sharing.cache_salt))
-        return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
+        return replace(request, grammar=grammar, delay_s=time.monotonic() - began), grammar.constraint.ignored
 
     async def control(self, thread: EngineThread, command: ControlCommand) -> tuple[Weights, PauseState]:
         """Carries out a command. Returns the weights, as in `ControlResult`, and the present pause.

@@ -72,6 +72,7 @@ class Compiled(Data, frozen=True, tag=2):
     """A request's constraint is compiled. The engine has the request from now on."""
 
     request_id: str
+    ignored: tuple[str, ...] = ()  # the keywords that are not enforced, as in `Constraint`
 
 
 class EngineAlive(Data, frozen=True, tag=3):

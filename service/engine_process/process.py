@@ -161,9 +161,9 @@ class EngineProcess(Frames):
     async def _compile(self, request: GenerationRequest, constraint: Constraint) -> None:
         """Submits a request once it has its grammar. The grammar of an aborted request is compiled all the same."""
         error: MrpServeError | None = None
-        compiled = request
+        compiled, ignored = request, tuple[str, ...]()
         try:
-            compiled = await self._core.compiled(request, constraint)
+            compiled, ignored = await self._core.compiled(request, constraint)
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
             error = error_for_client(problem, request.request_id)
         if self._compiling.get(request.request_id) is not request:
@@ -172,7 +172,7 @@ class EngineProcess(Frames):
         if error is not None:
             self._end(request.request_id, error)
         else:
-            self._send(messages.Compiled(request.request_id))
+            self._send(messages.Compiled(request.request_id, ignored))
             self._submit(compiled)
 
     def _abort(self, request_id: str) -> None:

@@ -4,10 +4,13 @@ It authorizes and validates requests, sends them to the replicas and writes the 
 gives it the links; tests give it a generator in the same process.
 """
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -30,7 +33,7 @@ from service.api.openai.routes import openai_router
 from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, route_docs
 from service.api.parse import RequestContext
 from service.api.score.routes import score_router
-from service.errors import MrpServeError, ScaledToZero
+from service.errors import EngineFailed, MrpServeError, ReplicaLost, ScaledToZero
 from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend
@@ -47,7 +50,8 @@ from service.gateway.metrics import Throttled, expose
 from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
-from service.gateway.request_log import current_origin, current_record, telemetry, with_request_log
+from service.gateway.request_log import Record, current_origin, current_record, telemetry, with_request_log
+from service.gateway.stall_watch import StallWatch
 from service.gateway.weights import ServiceWeights, add_weight_routes
 from service.messages.replica_status import ModelCard, Snapshot, Status
 from service.messages.wire import ReplicaRequest, Weights
@@ -62,6 +66,10 @@ from service.telemetry.tracing import Tracing
 #: methods that pages of other sites may use, and headers of an answer that they may read
 CORS_METHODS = ("GET", "HEAD", "POST")
 CORS_EXPOSED = (REQUEST_ID, IGNORED, "request-id", "retry-after")
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 
 class Ingress:
@@ -97,6 +105,8 @@ class Ingress:
         self._pause = ServicePause(backend, self._availability.poll)
         self._load = LoadHysteresis()
         self._ignored_fields: set[str] = set()  # names in the log
+        self._in_work: set[Record] = set()  # the requests that have not ended
+        self._reader = ThreadPoolExecutor(1, "bodies")
         self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
         self.draining = Draining(self._bodies)
         failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
@@ -113,7 +123,7 @@ class Ingress:
         self._add_routes(app)
         limited = with_body_limit(with_head_as_get(app), self._settings.max_body_bytes)
         guarded = self._guarded(self.draining.gate(limited, self.count_rejected), host)
-        layers = with_request_log(guarded, answers_id=answers_request_id)
+        layers = with_request_log(guarded, answers_id=answers_request_id, in_work=self._in_work)
 
         async def by_type(scope: Scope, receive: Receive, send: Send) -> None:
             await (layers if scope["type"] == "http" else app)(scope, receive, send)
@@ -134,6 +144,14 @@ class Ingress:
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need. Above 0 if there is any request."""
         return max(self._admission.replicas_wanted, MIN_WANTED if self._availability.has_waiting else 0.0)
+
+    def watch(self) -> None:
+        """Watches the running loop from now on."""
+        StallWatch(self._in_work).start()
+
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """The result of work that would hold up the event loop. One thread does it, one piece after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     def snapshot(self) -> Snapshot:
         self._registry.set("replicas_wanted", self.replicas_wanted)
@@ -199,6 +217,8 @@ class Ingress:
         """
         key = self._keys.find(sent_key(request.headers))
         request.state.api_key, request.state.admitted = key, False
+        if record := current_record():
+            record.tenant = key.name
         if request.method != "POST":
             yield request
             return
@@ -257,3 +277,5 @@ class Ingress:
 
     def _count_failover(self, error: MrpServeError) -> None:
         self._registry.add("request_failovers_total", reason=error.code)
+        if isinstance(error, (ReplicaLost, EngineFailed)) and (record := current_record()):
+            _log.warning("a request has lost its replica", extra={**record.about(), "error": error.code})

@@ -3,6 +3,7 @@
 No line holds a prompt, an answer or a key.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
@@ -26,15 +27,31 @@ from service.tracebacks import without_message
 _log = logging.getLogger("service.requests")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
     """The data of one request, collected while it is answered."""
 
     request_id: str
+    scope: Scope
+    tenant: str = ""  # the name of the API key, never the key
+    size: int = 0  # the bytes of its body that have come
+    started: float = field(default_factory=time.monotonic)
+    task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
     requests: list[ReplicaRequest] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     error: str | None = None
     status: int | None = None
+
+    def about(self) -> dict[str, Any]:
+        """The fields of a line that are known before the request ends."""
+        return {
+            "request_id": self.request_id,
+            "method": self.scope["method"],
+            "route": getattr(self.scope.get("route"), "path", None),
+            "tenant": self.tenant or None,
+            "bytes": self.size,
+            "ms": milliseconds(time.monotonic() - self.started),
+        }
 
 
 _current: ContextVar[Record | None] = ContextVar("mrp_record", default=None)
@@ -45,17 +62,25 @@ def current_record() -> Record | None:
     return _current.get()
 
 
-def with_request_log(app: ASGIApp, *, answers_id: bool) -> ASGIApp:
+def with_request_log(app: ASGIApp, *, answers_id: bool, in_work: set[Record] | None = None) -> ASGIApp:
     """Gives every HTTP request an id in `scope["request_id"]`, and writes its line when it has ended.
 
     An id that the client sent is kept. `answers_id`: whether the response carries the id, too. False under Ray Serve,
-    whose proxies add it. Every response also tells browsers to believe its content type.
+    whose proxies add it. `in_work`: has the requests that have not ended. Every response also tells browsers to believe
+    its content type.
     """
+    in_work = set() if in_work is None else in_work
 
     async def logged(scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["request_id"] = request_id_of(scope)
-        record, started = Record(request_id), time.monotonic()
+        record = Record(request_id, scope)
         token = _current.set(record)
+        in_work.add(record)
+
+        async def receive_and_note() -> Message:
+            message = await receive()
+            record.size += len(message.get("body", b""))
+            return message
 
         def send_and_note(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
@@ -67,7 +92,7 @@ def with_request_log(app: ASGIApp, *, answers_id: bool) -> ASGIApp:
             return send(message)
 
         try:
-            await app(scope, receive, send_and_note)
+            await app(scope, receive_and_note, send_and_note)
         except Exception as error:
             if record.status is None:
                 raise
@@ -76,8 +101,9 @@ def with_request_log(app: ASGIApp, *, answers_id: bool) -> ASGIApp:
                 about = {"request_id": request_id, "exception": without_message(error)}
                 _log.warning("error after the answer began", extra=about)
         finally:
+            in_work.discard(record)
             _current.reset(token)
-            _write(record, scope, time.monotonic() - started)
+            _write(record)
 
     return logged
 
@@ -106,20 +132,11 @@ def note_ending(ending: Ending, model: str) -> None:
             _describe_answer(_answers(record), model)
 
 
-def _write(record: Record, scope: Scope, seconds: float) -> None:
-    level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
+def _write(record: Record) -> None:
+    level = logging.INFO if record.scope["method"] == "POST" else logging.DEBUG
     if not _log.isEnabledFor(level):
         return
-    route = scope.get("route")
-    fields = {
-        "request_id": record.request_id,
-        "method": scope["method"],
-        "route": getattr(route, "path", None),
-        "status": record.status,
-        "error": record.error,
-        "ms": milliseconds(seconds),
-        **_answers(record),
-    }
+    fields = {**record.about(), "status": record.status, "error": record.error, **_answers(record)}
     _log.log(level, "request", extra={name: value for name, value in fields.items() if value is not None})
 
 
@@ -133,7 +150,7 @@ def _answers(record: Record) -> dict[str, Any]:
         reasons.append("abort")
     fields = {
         "id": request.request_id,
-        "tenant": request.sharing.tenant or None,  # the name of the key, never the key
+        "tenant": request.sharing.tenant or None,
         "quality": request.quality or None,
         "mode": request.mode.name,
         "answers": len(record.requests) if len(record.requests) > 1 else None,

@@ -168,6 +168,7 @@ class Chunk(Data, frozen=True, tag=2):
     prompt_tokens: int = 0  # the tokens of the whole prompt
     version: int = 0  # the version of the weights that decoded the chunk
     step_map: Private[tuple[TokenStep, ...]] = ()  # the step of each token, on request
+    ignored: tuple[str, ...] = ()  # keywords of the constraint that only its compiler found not to be usable
 
 
 class TraceStep(TypedDict):
@@ -208,10 +209,12 @@ class Answer(Data, frozen=True):
     trace: Private[tuple[TraceStep, ...]] = ()
     token_texts: Private[tuple[TokenText, ...]] = ()
     step_map: Private[tuple[TokenStep, ...]] = ()
+    ignored: tuple[str, ...] = ()  # as in `Chunk`
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
-        return cls(ending=ending, **joined(chunks))
+        ignored = dict.fromkeys(name for chunk in chunks for name in chunk.ignored)
+        return cls(ending=ending, ignored=(*ignored,), **joined(chunks))
 
 
 def joined(chunks: Sequence[Chunk]) -> dict[str, Any]:

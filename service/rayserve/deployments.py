@@ -128,6 +128,7 @@ class IngressDeployment:
         links = _links(settings, registry)
         backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
+        self._ingress.watch()
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None
         if listens:

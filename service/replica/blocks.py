@@ -28,6 +28,7 @@ class AnswerBlocks:
     block_size: int
     stats: Stats = field(init=False)  # the statistics so far, over all replicas
     ending: Ending | None = field(init=False, default=None)  # set by the last event
+    _ignored: tuple[str, ...] = field(init=False, default=())
     _num_tokens: int = field(init=False)
     _steps: StepMap = field(init=False)
     _held: list[Chunk] = field(init=False, default_factory=list)
@@ -40,6 +41,11 @@ class AnswerBlocks:
         self.stats = resume.stats
         self._num_tokens = len(resume.token_ids)
         self._steps = StepMap(resume.num_steps)
+
+    def note_ignored(self, keywords: tuple[str, ...]) -> None:
+        """Notes the keywords of the constraint that are not enforced. The ingress has told the request's own ones."""
+        requests = self.request.constraint.ignored if self.request.constraint is not None else ()
+        self._ignored = tuple(keyword for keyword in keywords if keyword not in requests)
 
     def push(self, event: BlockEvent) -> Chunk | None:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
@@ -88,6 +94,7 @@ class AnswerBlocks:
             prompt_tokens=self.prompt_tokens,
             version=event.version,
             step_map=tuple(step_map[: len(token_ids)]),
+            ignored=self._ignored,
         )
 
     def progress(self, event: BlockProgress) -> Progress:

@@ -120,7 +120,7 @@ class Replica:
             text_of=self._codec.name_of,
             block_size=self._engine.info.config.block_size,
         )
-        return answer, self._engine.generate(request, replica_request.constraint)
+        return answer, self._engine.generate(request, replica_request.constraint, answer.note_ignored)
 
     @contextmanager
     def _tracked(self, request: ReplicaRequest, timeline: Timeline, stats: Callable[[], Stats]) -> Iterator[None]:

@@ -172,7 +172,7 @@ def test_a_wrong_schema_of_a_strict_tool_is_refused() -> None:
 @pytest.mark.parametrize(
     ("schema", "allowed", "refused"),
     [
-        (WRONG, '{"made": ["up"]}', "[]"),
+        (WRONG, '{"a": [1]}', '{"b": 1}'),
         ({"type": "object", "properties": {"a": {"pattern": "("}, "b": {"type": "null"}}}, '{"b": null}', '{"b": 1}'),
         ({"properties": {"a": False}, "required": ["a"]}, "{}", "1"),
         ({"not": {}}, "{}", "1"),
@@ -186,6 +186,58 @@ def test_a_wrong_schema_never_refuses_the_other_tools(schema: Any, allowed: str,
     assert not accepts(grammar, FORMAT.written(("wrong", refused)), tokenizer(True))
     assert accepts(grammar, FORMAT.written(("tool_7", '{"a": 12}')), tokenizer(True))
     assert not accepts(grammar, FORMAT.written(("tool_7", '{"a": "12"}')), tokenizer(True))
+
+
+_ABC = {"type": "string", "pattern": "^[a-c]$"}
+_SHORT = {"type": "string", "pattern": "^abc$", "maxLength": 2}
+#: the schema of one property -> the keyword that is ignored, and the allowed and refused values of the property
+_FAULTS: list[tuple[Any, str, str, str]] = [
+    ({"type": "strin"}, "type", "1", ""),
+    ({"type": ["boolean", "strin"]}, "type", "true", "1"),
+    ({"type": "string", "enum": "a"}, "enum", '"b"', "1"),
+    ({"type": "string", "pattern": "^{[a-c]}$", "maxLength": 3}, "", '"{b}"', '"{d}"'),
+    ({"type": "string", "pattern": "(?=a)b", "maxLength": 1}, "pattern", '"?"', '"??"'),
+    ({"type": "string", "pattern": 3, "maxLength": 1}, "pattern", '"?"', '"??"'),
+    (_SHORT, "pattern", '"ab"', '"abc"'),
+    ({"type": "object", "properties": {"x": False}, "required": ["x"]}, "required", "{}", '{"x": 1}'),
+    ({"anyOf": [{"type": "null"}, {"type": "strin"}, _SHORT]}, "anyOf", "null", "1"),
+    ({"anyOf": [{"type": "strin"}]}, "type", "1", ""),
+    ({"allOf": [{"type": "boolean"}, {"minItems": "a"}]}, "minItems", "true", "1"),
+    ({"$ref": "#/$defs/bad"}, "minLength", '"b"', "1"),
+    ({"$ref": "#/$defs/none", "type": "null"}, "$ref", "null", "1"),
+    ({"type": "array", "items": _SHORT, "minItems": 1, "maxItems": 1}, "pattern", '["ab"]', '["abc"]'),
+    ({"type": "array", "prefixItems": [{"type": "null"}, {"type": 1}]}, "type", "[null, 3]", "[1, 3]"),
+    ({"type": "object", "properties": {"p": {"minimum": "a"}}}, "minimum", '{"p": 3}', '{"q": 3}'),
+    ({"type": "object", "required": ["p", 3]}, "required", '{"p": 1}', "{}"),
+    ({"type": "object", "additionalProperties": {"type": "x"}}, "type", '{"p": 1}', "1"),
+    ({"type": "string", "format": 3}, "format", '"a"', "1"),
+    ({"type": "number", "minimum": 3, "maximum": 2}, "minimum", "1", "3"),
+    ({"type": "string", "maxLength": 1e30}, "maxLength", '"a"', "1"),
+    (3, "properties", "1", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "keyword", "allowed", "refused"), _FAULTS)
+def test_a_fault_takes_down_itself_alone_and_is_named(fault: Any, keyword: str, allowed: str, refused: str) -> None:
+    properties = {"a": fault, "c": _ABC, "d": {"$ref": "#/$defs/good"}}
+    definitions = {"bad": {"type": "string", "minLength": "a"}, "good": {"type": "null"}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "c"], "$defs": definitions}
+    if keyword != "minLength":
+        del definitions["bad"]
+    param = "tools.1.function.parameters"
+    tools = [Tool("add", None, ADD), Tool("wrong", None, schema, param=param)]
+    grammar = compile_grammar(calls(*tools, required=True), vocabulary(True))
+    assert grammar.constraint.ignored == ((f"tools.function.parameters.{keyword}",) if keyword else ())
+
+    def is_allowed(arguments: str, name: str = "wrong") -> bool:
+        return accepts(grammar, FORMAT.written((name, arguments)), tokenizer(True))
+
+    assert is_allowed(f'{{"a": {allowed}, "c": "b", "d": null}}')
+    assert not is_allowed(f'{{"a": {allowed}, "c": "d"}}')
+    assert not is_allowed(f'{{"a": {allowed}, "c": "b", "d": 1}}')
+    assert is_allowed('{"a": 12}', "add")
+    assert not is_allowed('{"a": "b"}', "add")
+    assert not refused or not is_allowed(f'{{"a": {refused}, "c": "b"}}')
 
 
 def test_errors_are_told_as_if_each_part_stood_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from service.constraints import compiler as compiler_module
 from service.constraints.compiler import GrammarCache, GrammarCompiler
 from service.constraints.constraint import Constraint, Owner
-from service.constraints.trials import Trials
+from service.constraints.trials import Trial, Trials
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
 from tests.constraints.checkpoints import DEMO, compiled, vocabulary
@@ -21,14 +21,14 @@ ANN, BOB = Owner("ann", "3:ann"), Owner("bob", "3:bob")
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCompiler]:
     """One without trials, which have tests of their own."""
-    monkeypatch.setattr(Trials, "run", lambda *_: 2**20)
+    monkeypatch.setattr(Trials, "run", lambda _, constraint: Trial(2**20, constraint))
     compiler = GrammarCompiler(lambda: vocabulary(DEMO))
     yield compiler
     compiler.close()
 
 
 async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "run", lambda *_: 2**20)
+    monkeypatch.setattr(Trials, "run", lambda _, constraint: Trial(2**20, constraint))
     made: list[int] = []
 
     def make() -> TokenVocabulary:
@@ -50,7 +50,7 @@ async def test_owners_share_a_grammar_only_with_the_same_salt(
 ) -> None:
     """Else one could tell by the time that it takes whether another one uses a constraint."""
     tried: list[Constraint] = []
-    monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or 0)
+    monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or Trial(0, constraint))
     await compiler.compile(DIGITS, ANN)
     assert compiler.cached(DIGITS, BOB) is None
     await compiler.compile(DIGITS, BOB)
@@ -75,9 +75,9 @@ async def test_errors_are_kept_too_and_raised_anew(compiler: GrammarCompiler, mo
 async def test_one_tenant_never_has_all_threads(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def run(_: Trials, constraint: Constraint) -> int:
+    def run(_: Trials, constraint: Constraint) -> Trial:
         assert constraint is DIGITS or go.wait(60)
-        return 0
+        return Trial(0, constraint)
 
     monkeypatch.setattr(Trials, "run", run)
     bombs = [asyncio.ensure_future(compiler.compile(Constraint.regex(f"a{{{n}}}"), ANN)) for n in range(1, 5)]

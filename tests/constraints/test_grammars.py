@@ -33,7 +33,7 @@ def refusal(constraint: Constraint) -> str:
     [
         ({"type": "strin"}, "at /: Invalid type: strin"),
         ({"anyOf": [{"type": "null"}, {"minItems": "1"}]}, "at /anyOf/1: "),
-        ({"properties": {"q": {"type": "string", "pattern": "("}}}, "at /properties/q: "),
+        ({"properties": {"q": {"type": "string", "minLength": "1"}}}, "at /properties/q: "),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "text"}}}, "at /$defs/a: "),
         ({"$id": "file:///etc/x", "$ref": "file:///etc/passwd"}, "at /: "),
         ({"$id": "http://127.0.0.1:1/", "$ref": "http://127.0.0.1:1/x"}, "at /: "),

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -21,9 +22,12 @@ from hypothesis import strategies as st
 from jsonschema_specifications import REGISTRY
 from pydantic import BaseModel, Field
 
-from service.constraints.constraint import MAX_TOOL_SCHEMAS, Constraint
+from service.constraints import constraint as constraint_module
+from service.constraints.constraint import MAX_TOOL_SCHEMAS, Constraint, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.json_schema import FORMATS, UNSUPPORTED, supported_schema
+from service.constraints.references import objects_of
+from service.constraints.room import Room
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, accepts, lenient, library_takes, vocabulary
 from tests.constraints.walks import answers
@@ -86,21 +90,6 @@ def test_the_formats_are_those_that_the_library_knows() -> None:
     names |= {part.get("format") for schema in ZOD.values() for part in schema["properties"].values()} - {None}
     assert len(names) > 30
     assert {name for name in names if library_takes({"type": "string", "format": name})} == FORMATS
-
-
-@pytest.mark.parametrize("pattern", ["^(?=a)b", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?>a)", r"(a)\1", r"\ba", r"a\Bb", r"(?<n>a)\k<n>"])  # fmt: skip  # noqa: E501
-def test_patterns_that_the_library_refuses_are_ignored(pattern: str) -> None:
-    assert not library_takes({"type": "string", "pattern": pattern})
-    assert supported_schema({"items": {"pattern": pattern}}).ignored == ("items.pattern",)
-    form = {"type": "object", "patternProperties": {pattern: _NULL}, "additionalProperties": False}
-    assert supported_schema(form).ignored == ("patternProperties",)
-    assert accepts(lenient(form), '{"ab": null}')
-
-
-@pytest.mark.parametrize("pattern", [r"^\(\?=a$", "[(?=]a", r"\\1", "[a-z]{1,3}", "(?:a|b)", "(?<year>a)", r"\\b"])
-def test_patterns_that_the_library_takes_stay(pattern: str) -> None:
-    assert library_takes({"type": "string", "pattern": pattern})
-    assert supported_schema({"pattern": pattern}) == ({"pattern": pattern}, ())
 
 
 # --- each change -------------------------------------------------------------------------------------
@@ -168,6 +157,14 @@ def _requiring(*names: str) -> dict[str, Any]:
         ({"type": "object", "propertyNames": _NAMES, "additionalProperties": _NULL}, "", ['{"b": null}'], ['{"b": 1}']),
         ({"type": "object", "propertyNames": {"pattern": "^k[0-9]$"}}, "", ['{"k1": 1}'], ['{"k": 1}']),
         ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames", ['{"abcd": 1}'], ["1"]),
+        (
+            {
+                "type": "object", "propertyNames": _NAMES, "additionalProperties": {
+                    "type": "object", "propertyNames": _NAMES, "required": ["a"], "additionalProperties": _NULL,
+                },
+            },
+            "", ['{"a": {"a": null}, "b": {"a": null, "b": null}}'], ['{"a": {"c": null}}', '{"b": {}}'],
+        ),
         (
             {"type": "object", "propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"title": "N", **_NAMES}}},
             "", ['{"a": 1, "b": 2}'], ['{"c": 1}'],
@@ -290,6 +287,17 @@ def test_types_of_zod_are_supported(name: str) -> None:
 
 # --- limits ------------------------------------------------------------------------------------------
 
+_LETTERS = [f"{number:x}" for number in range(3000)]
+
+
+def _nested(depth: int, **keywords: Any) -> Any:
+    """A schema within itself: the value of `additionalProperties` beside other keywords."""
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", **keywords, "additionalProperties": schema}
+    return schema
+
+
 _MANY = {"type": "object", "properties": {f"p{n}": _NULL for n in range(1000)}}
 LARGE: dict[str, Any] = {
     "many objects": {"anyOf": [{"properties": {"a": {"type": "string"}}, "required": ["a"]}] * 4000},
@@ -298,6 +306,21 @@ LARGE: dict[str, Any] = {
     "large values of many names": {
         "propertyNames": {"enum": [f"{n}" for n in range(9000)]}, "additionalProperties": {"description": "a" * 9000},
     },
+    "names of names": _nested(60, propertyNames={"enum": ["a", "b"]}),
+    "names of names by reference": {
+        "$defs": {"n": {"enum": ["a", "b", "c"]}}, **_nested(50, propertyNames={"$ref": "#/$defs/n"}),
+    },
+    "names by reference": {
+        "$defs": {"n": {"enum": _LETTERS}}, "anyOf": [{"propertyNames": {"$ref": "#/$defs/n"}}] * 2000,
+    },
+    "required names by reference": {
+        "$defs": {"n": {"required": _LETTERS}}, "anyOf": [{"$ref": "#/$defs/n", "properties": {}}] * 2000,
+    },
+    "long names by reference": {
+        "$defs": {"n": {"required": [letter * 2000 for letter in "abcdef"]}},
+        "anyOf": [{"$ref": "#/$defs/n", "properties": {}}] * 2000,
+    },
+    "long paths": {"properties": {"a" * 90_000: {"anyOf": [{"uniqueItems": True}] * 3000}}},
     "deep": json.loads('{"items": ' * 120 + "{}" + "}" * 120),
     "a loop": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a", "required": []}}},
     "an object of itself": {"allOf": [{"$ref": "#"}, {"properties": {"a": {"$ref": "#"}}}], "properties": {}},
@@ -313,9 +336,56 @@ def test_a_schema_of_any_size_takes_little_time_and_stays_small(name: str) -> No
     text = json.dumps(LARGE[name])
     assert len(text) < MAX_TOOL_SCHEMAS
     started = time.thread_time()
-    supported = supported_schema(json.loads(text)).schema
+    supported = supported_schema(json.loads(text))
     assert time.thread_time() - started < 1.0
-    assert len(json.dumps(supported)) < 4 * MAX_TOOL_SCHEMAS
+    assert len(json.dumps(supported.schema)) < 4 * MAX_TOOL_SCHEMAS
+    assert sum(map(len, supported.ignored)) < 4 * MAX_TOOL_SCHEMAS
+
+
+def test_schemas_that_take_too_long_are_refused_by_their_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 99, 3))
+    monkeypatch.setattr(constraint_module, "Room", lambda: Room(lambda: float(next(seconds))))
+    with pytest.raises(InvalidRequest, match="form takes more than 2 s of CPU time to read"):
+        Constraint.json({"type": "object"}, "form")
+
+
+def test_tools_share_the_room_of_one_request() -> None:
+    names = {"propertyNames": {"enum": _LETTERS[:200]}, "additionalProperties": {"type": "integer"}}
+    forms = [ToolCallForm(f"f{number}", "", names, "") for number in range(128)]
+    made = Constraint.calls(forms, opening="<", between=None, required=True)
+    assert len(made.source) < 4 * MAX_TOOL_SCHEMAS
+    assert made.ignored == ("tools.propertyNames",)
+
+
+#: a schema around another one, for every keyword that has schemas within
+_AROUND: tuple[Callable[[Any], Any], ...] = (
+    lambda inner: {"propertyNames": {"enum": ["a", "b", "c"]}, "additionalProperties": inner},
+    lambda inner: {"propertyNames": {"const": "a"}, "additionalProperties": inner, "properties": {"b": True}},
+    lambda inner: {"propertyNames": {"pattern": "^[[]$"}, "additionalProperties": inner},
+    lambda inner: {"patternProperties": {"(?=a)": inner, "b": True}, "additionalProperties": False},
+    lambda inner: {"patternProperties": {r"\d": True, "[0-9]": inner}},
+    lambda inner: {"properties": {"a": inner, "b": {"not": {}}}, "minProperties": 3, "required": ["c"]},
+    lambda inner: {"allOf": [{"required": ["a"]}, inner], "properties": {"d": True}},
+    lambda inner: {"anyOf": [inner, {"properties": {"b": True}}], "required": ["e"]},
+    lambda inner: {"oneOf": [{"$ref": "#/$defs/a"}, inner], "properties": {"f": True}},
+    lambda inner: {"$ref": "#/$defs/a", "properties": {"a": inner}, "unevaluatedProperties": False},
+    lambda inner: {"$defs": {"a": inner}, "$ref": "#"},
+    lambda inner: {"prefixItems": [inner], "items": False, "minItems": 1},
+    lambda inner: {"if": {"const": 1}, "then": inner, "else": {"items": True}},
+    lambda inner: {"dependentSchemas": {"a": inner}, "not": {"type": "null"}},
+    lambda inner: {"items": inner, "contains": {"const": {"a": 1}}, "exclusiveMinimum": 0, "maximum": 0.5},
+)
+
+
+@given(st.lists(st.sampled_from(_AROUND), min_size=1, max_size=30))
+def test_any_nesting_of_keywords_stays_linear(around: Sequence[Callable[[Any], Any]]) -> None:
+    schema: Any = {"type": "integer"}
+    for wrap in around:
+        schema = wrap(schema)
+    root = {"$defs": {"a": {"properties": {"x": True}, "required": ["y", "z"]}}, **schema}
+    supported = supported_schema(root).schema
+    assert len(json.dumps(supported)) <= 8 * len(json.dumps(root))
+    assert sum(1 for _ in objects_of(supported)) <= 8 * sum(1 for _ in objects_of(root))
 
 
 _KEYS = st.sampled_from(sorted({*_keywords(), *UNSUPPORTED, "definitions", "additionalItems", "a"}))

@@ -1,6 +1,7 @@
 """One wrong value of a keyword is ignored alone, and named. The table of values agrees with the library."""
 
 import itertools
+import json
 import random
 from typing import Any
 
@@ -8,8 +9,10 @@ import jsonschema
 import pytest
 
 from service.constraints.constraint import Constraint
+from service.constraints.finite_patterns import with_names_of_finite_patterns
 from service.constraints.grammars import compile_grammar
-from service.constraints.json_schema import UNSUPPORTED, supported_schema, with_usable_values
+from service.constraints.json_schema import UNSUPPORTED, supported_schema
+from service.constraints.keyword_values import with_usable_values
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, accepts, lenient, library_takes, vocabulary
 from tests.constraints.walks import answers
@@ -108,6 +111,16 @@ def test_patterns_beside_names_end_no_answer(schema: Any) -> None:
     assert supported_schema(schema).ignored == ()
     for answer in made:
         jsonschema.validate(answer, schema)
+
+
+def test_patterns_that_allow_only_names_of_the_schema_stay_small() -> None:
+    schema: Any = {"type": "null"}
+    for _ in range(20):
+        names = {"patternProperties": {"^(a|b)$": schema}, "additionalProperties": False}
+        schema = {"type": "object", "required": ["a", "b"], **names}
+    rewritten = with_names_of_finite_patterns(schema, lambda *_: True)
+    assert len(json.dumps(rewritten)) < 4 * len(json.dumps(schema))
+    assert accepts(lenient({"items": schema, "maxItems": 1}), "[]")
 
 
 def test_a_name_that_is_repeated_counts_once() -> None:

@@ -43,6 +43,35 @@ from tests.gateway.openai.test_tools import NAMED, TOOLS
 
 BODIES = {COMPLETIONS: completion, CHAT: chat, RESPONSES: response, MESSAGES: message}
 
+# --- tools -----------------------------------------------------------------------------------------
+
+_FAULTY = {"type": "object", "properties": {"a": {"type": "strin"}, "b": {"pattern": "(?=a)"}, "c": {"enum": [1]}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (
+            CHAT,
+            chat(tools=[{"type": "function", "function": {"name": "f", "parameters": _FAULTY}}]),
+            "tools.function.parameters",
+        ),
+        (RESPONSES, response(tools=[{"type": "function", "name": "f", "parameters": _FAULTY}]), "tools.parameters"),
+        (MESSAGES, message(tools=[{"name": "f", "input_schema": _FAULTY}]), "tools.input_schema"),
+    ],
+)
+async def test_the_faults_of_a_tool_are_named_or_refused(
+    path: str, body: dict[str, Any], field: str, stream: bool, caller: Replica
+) -> None:
+    async with over(caller) as http:
+        answer = await http.post(path, json=body | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ignored-fields"] == f"{field}.pattern, {field}.type"
+        strict = await http.post(path, json=body | {"stream": stream}, headers={"x-strict-fields": "true"})
+        assert strict.status_code == 400
+
+
 # --- streams ---------------------------------------------------------------------------------------
 
 

@@ -10,12 +10,12 @@ from service.api.anthropic import protocol
 from service.api.anthropic.builder import MessageBuilder
 from service.api.chats import Chat, chat_request, tool_result
 from service.api.content import check_last_turn
-from service.api.driver import IngressServices, JsonAnswer, locked, respond
+from service.api.driver import IngressServices, JsonAnswer, locked, parsed, respond
 from service.api.errors import AnthropicErrorAnswer
 from service.api.fields import BodyFields
 from service.api.openapi import API_ERRORS, STORY, errors, model_docs, route_docs
 from service.api.pairs import with_paired_blocks
-from service.api.parse import OutputParams, RequestContext, parse_body, parse_json, with_form
+from service.api.parse import OutputParams, RequestContext, parse_body, with_form
 from service.api.protocol import Json, JsonSchemaFormat, ResponseFormat
 from service.api.tool_fields import with_tools_served
 from service.errors import InvalidRequest
@@ -71,8 +71,7 @@ def anthropic_router(upstream: IngressServices) -> APIRouter:
 
     @router.post("/messages/count_tokens", **counted, **model_docs(protocol.PromptRequest, _CHAT))
     async def count_tokens(request: Request) -> Response:
-        body, context = parse_json(await request.body()), await upstream.context(request)
-        replica_request = parse_count(body, context)
+        replica_request, context = await parsed(parse_count, upstream, request)
         charge = await upstream.admit(request, [replica_request])
         tokens: protocol.TokenCount = {"input_tokens": await upstream.pipeline.count_tokens(replica_request, charge)}
         return _with_id(JsonAnswer(tokens, headers=context.ignored.headers), request)

@@ -41,19 +41,17 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """The schema of the arguments, which are always an object.
 
-        A type that excludes objects is wrong: InvalidRequest if the tool is strict, else any object is allowed.
+        A type that excludes objects is wrong: InvalidRequest if the tool is strict, else it is ignored.
         """
         if self.parameters is None:
             return {"type": "object", "properties": {}, "additionalProperties": False}
-        if self.takes_objects:
-            return {**self.parameters, "type": "object"}
-        if self.strict:
+        if self.strict and not self.takes_objects:
             types = str(self.parameters["type"])
             raise InvalidRequest(
                 f"the parameters of the tool {self.name!r} have the type {types[:80]!r}, allowed is 'object'",
                 param="tools",
             )
-        return {"type": "object"}
+        return {**self.parameters, "type": "object"}
 
     @property
     def takes_objects(self) -> bool:

@@ -204,11 +204,13 @@ async def assert_continued(first: Replica, other: Replica, kill: Callable[[], No
     assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
 
 
-async def test_a_killed_process_loses_no_request_that_another_replica_can_continue(settings, generator):
+async def test_a_killed_process_loses_no_request_that_another_replica_can_continue(settings, generator, caplog):
     lost = await start_replica("lost", settings, path_of("HANGING_LATER"))
     engine: EngineProcessClient = lost._engine  # type: ignore[assignment]
     await assert_continued(lost, generator, lambda: os.kill(engine.pid, signal.SIGKILL))
     assert lost.status().failure == "the engine's process has ended (status -9)"
+    [line] = [line for line in caplog.records if line.getMessage() == lost.status().failure]
+    assert (line.requests, len(line.ids)) == (1, 24)
     with pytest.raises(ReplicaStopping, match="has ended"):
         await blocks(engine, request())
     with pytest.raises(ReplicaStopping, match="has ended"):

@@ -79,13 +79,15 @@ class TestPrefixCache:
         async with over(make_generator()) as http:
             assert [await cached(http, key) for key in (ALICE, BOB)] == [0, CACHED]
 
-    async def test_a_continued_answer_is_cached_for_its_key(self, make_generator):
-        """The replica that goes on caches for the same key, and for no other."""
+    async def test_a_continued_answer_is_cached_for_its_key(self, make_generator, caplog):
+        """The replica that goes on caches for the same key, and for no other. The log has the key's name."""
         first, second = make_generator("r0"), make_generator("r1")
         async with service(LosesFirst(first, second, after=1)) as http:
             response = await http.post(GENERATE, json=body(stream=True), headers={"x-api-key": ALICE})
             assert read_frames(response.content)[-1][0] == "done"
             assert [await cached(http, key) for key in (BOB, ALICE)] == [0, CACHED]
+        [line] = [line for line in caplog.records if line.msg == "a request has lost its replica"]
+        assert (line.tenant, line.route, line.error) == ("key-1", GENERATE, "replica_lost")
 
 
 class TestRouting:

@@ -59,6 +59,7 @@ class TestLines:
             "request_id": "r1",
             "method": "POST",
             "route": GENERATE,
+            "bytes": len(response.request.content),
             "status": 200,
             "id": answer["id"].removeprefix("gen-"),
             "mode": "speculative",
