@@ -110,6 +110,11 @@ class ReplicaLinks:
             self._updated = asyncio.Event()
             return seen
 
+    def reaches(self, replica: str) -> bool:
+        """Whether a replica has a link that takes requests."""
+        link = self._links.get(replica)
+        return link is not None and link.usable
+
     def _seen(self, status: Status) -> Status | None:
         link = self._links.get(status.replica)
         if link is not None and not link.usable and not link.lost:

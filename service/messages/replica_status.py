@@ -149,3 +149,4 @@ class Status:
     card: ModelCard  # the served model
     address: Address | None = None  # the address of its links; None before it takes any
     pause: PauseState = PauseState()
+    reachable: bool = True  # whether the ingress can send it a request; set by the ingress
