@@ -27,7 +27,9 @@ async def answer(
     async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
         if (scope["path"], scope["method"]) == ("/-/healthz", "GET"):
             await send({"type": "http.response.start", "status": 200 if healthy else 503, "headers": []})
-            await send({"type": "http.response.body", "body": b"success" if healthy else b"This node is being drained."})
+            await send(
+                {"type": "http.response.body", "body": b"success" if healthy else b"This node is being drained."}
+            )
             return
         for message in messages:
             await send(message)
@@ -87,4 +89,7 @@ async def test_the_health_is_also_that_of_the_proxy(path, method, healthy, statu
     if path == "/health" and not healthy:
         assert (response.headers["retry-after"], response.headers["x-request-id"]) == ("1", "mine")
         error = response.json()["error"] if method == "GET" else None
-        assert error is None or (error["code"], "This node is being drained." in error["message"]) == ("not_ready", True)
+        assert error is None or (error["code"], "This node is being drained." in error["message"]) == (
+            "not_ready",
+            True,
+        )
