@@ -72,14 +72,14 @@ def test_latency_of_random_arrivals_counts_from_the_intended_start(tmp_path, wor
     assert percentile(times, 0.5) < 700
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
-def test_a_run_of_some_seconds_counts_every_request(tmp_path, workers):
+@pytest.mark.parametrize("limit", [("1s",), pytest.param(("5s", "--processes", 2), marks=pytest.mark.slow)])
+def test_a_run_of_some_seconds_counts_every_request(tmp_path, limit):
     """Also those in progress at its end, and those that a worker has not reported by then."""
-    fake = Fake(block_s=0.3)
+    fake = Fake(block_s=0.8)
     with serve(fake) as url:
-        process, requests, _ = locust(url, tmp_path, "StreamUser", "-u", 8, "-r", 8, "-t", "2s", *workers)
+        process, requests, _ = locust(url, tmp_path, "StreamUser", "-u", 8, "-r", 8, "-t", *limit)
     assert process.returncode == 0, process.stderr
-    assert 8 <= len(requests) == len(fake.requests)
+    assert len(requests) == len(fake.requests) > 0
     assert all(row.ok for row in requests)
     assert int(statistics(tmp_path)["", "Aggregated"]["Request Count"]) == len(requests)
     [printed] = re.findall(r"^POST .* default +(\d+) ", process.stderr, re.MULTILINE)[:1]
