@@ -184,8 +184,9 @@ async def test_a_restarted_replica_answers_nothing_before_it_has_the_newest_weig
     await eventually(lambda: service.replicas[1].status().card.weights.version == 1)
 
 
-async def test_a_service_is_ready_when_it_has_the_newest_weights(make, tmp_path):
-    """Their folder is gone when the replica restarts. The service is ready again when the folder is back."""
+@pytest.mark.parametrize("mend", ["folder", "update"])
+async def test_a_service_is_ready_when_it_has_the_newest_weights(make, tmp_path, third, answers, mend):
+    """Their folder is gone when the replica restarts. It comes back, or a trainer sends the next checkpoint."""
     service = make(1)
     folder = other_weights(tmp_path / "step-9", seed=9)
     async with service.ingress() as http:
@@ -201,8 +202,11 @@ async def test_a_service_is_ready_when_it_has_the_newest_weights(make, tmp_path)
         waiting = asyncio.ensure_future(ask_all(http, 40))
         await eventually(lambda: service.ingresses[0].pipeline.in_flight == 40)
         assert service.ingresses[0].replicas_wanted == 1  # a further replica would be behind, too
-        (tmp_path / "away").rename(folder)
-        assert await waiting == before * 40
+        if mend == "folder":
+            (tmp_path / "away").rename(folder)
+        else:
+            assert (await update(http, third))["version"] == 2
+        assert await waiting == (before if mend == "folder" else [answers[third]]) * 40
         health = await http.get("/health")
         assert (health.status_code, health.json()) == (200, {"status": "ok", "replicas_ready": 1})
 
