@@ -111,8 +111,8 @@ def test_serve_still_opens_a_replicas_port_by_the_function_that_keeps_it_on_loop
 
 def test_serves_proxies_still_tell_their_health_and_their_draining_by_one_path() -> None:
     """/health asks it (`with_proxy_health` in `gateway/http/middleware.py`)."""
-    asked = ASGIProxyRequest({"type": "http", "path": "/-/healthz"}, Mock(), Mock())
-    assert asked.is_health_request
+    request = ASGIProxyRequest({"type": "http", "path": "/-/healthz"}, Mock(), Mock())
+    assert request.is_health_request
     text = (PACKAGE / "serve" / "_private" / "proxy.py").read_text("utf-8")
     assert "if self._is_draining():\n            healthy = False" in text
 

@@ -247,21 +247,25 @@ def with_proxy_health(app: ASGIApp) -> ASGIApp:
     A proxy that drains routes requests for some time, then its port closes. One that knows no ingress lets them wait.
     """
 
+    async def unhealthy(scope: Scope, receive: Receive) -> NotReady | None:
+        messages: list[Message] = []
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
+        path = f"{scope.get('root_path', '')}/-/healthz"
+        await app({**scope, "method": "GET", "path": path, "raw_path": path.encode()}, receive, collect)
+        if messages[0]["status"] == 200:
+            return None
+        reason = b"".join(message.get("body", b"") for message in messages).decode()
+        return NotReady(f"Serve's proxy takes no new requests: {reason}", retry_after=_RETRY_S)
+
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].endswith("/health"):
-            messages: list[Message] = []
-
-            async def collect(message: Message) -> None:
-                messages.append(message)
-
-            path = f"{scope.get('root_path', '')}/-/healthz"
-            await app({**scope, "method": "GET", "path": path, "raw_path": path.encode()}, receive, collect)
-            if messages[0]["status"] != 200:
-                reason = b"".join(message.get("body", b"") for message in messages).decode()
-                error = NotReady(f"Serve's proxy takes no new requests: {reason}", retry_after=_RETRY_S)
-                request_id = Headers(scope=scope).get(REQUEST_ID, "")
-                return await problem(error, request_id, {REQUEST_ID: request_id})(scope, receive, send)
-        await app(scope, receive, send)
+        answering = app
+        if scope["type"] == "http" and scope["path"].endswith("/health") and (error := await unhealthy(scope, receive)):
+            request_id = Headers(scope=scope).get(REQUEST_ID, "")
+            answering = problem(error, request_id, {REQUEST_ID: request_id})
+        await answering(scope, receive, send)
 
     return checked
 
