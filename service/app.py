@@ -123,7 +123,7 @@ def _autoscaling(**options: Any) -> AutoscalingConfig:
 def _room_for_one_more(args: Settings, need: Mapping[str, int]) -> bool:
     """Whether an update can start a new replica before an old one stops. If not, Serve would wait for ever.
 
-    `need`: the resources of a replica. Free slots and those of the service's replicas count, no others.
+    `need`: the resources of a replica. Free slots count, and those that the replicas of this service have.
     Nodes that do not exist yet do not count: Ray does not tell how many an autoscaler would add.
     """
     if not ray.is_initialized():
