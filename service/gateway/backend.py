@@ -5,7 +5,16 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import MrpServeError, NotReady
-from service.messages.replica_status import ControlCommand, ControlResult, ModelCard, PauseState, Snapshot, Status
+from service.messages.replica_status import (
+    ControlCommand,
+    ControlResult,
+    ModelCard,
+    PauseState,
+    Snapshot,
+    Status,
+    outdated,
+    resting,
+)
 from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
 
 
@@ -34,20 +43,17 @@ class Backend(Protocol):
 
 
 def serving(statuses: list[Status]) -> ModelCard:
-    """The card of the service: the card of the first healthy replica with the newest weights, with the slots of all.
+    """The card of the service: the card of the first replica that requests go to, with the slots of all of these.
 
     NotReady, with the failure of every replica, if none is healthy.
     """
-    healthy = [status.card for status in statuses if status.failure is None]
+    healthy = [status for status in statuses if status.failure is None]
     if not healthy:
         raise none_ready({status.replica: status.failure for status in statuses})
-    newest: dict[str, Weights] = {}
-    for card in healthy:
-        if newest.setdefault(card.weights.base, card.weights).older_than(card.weights):
-            newest[card.weights.base] = card.weights
-    current = [card for card in healthy if card.weights == newest[card.weights.base]]
+    away = resting(healthy)
+    current = [status.card for status in healthy if status.replica not in away]
     slots = sum(card.slots for card in current)
-    return replace(current[0], slots=slots, num_outdated=len(healthy) - len(current))
+    return replace(current[0], slots=slots, num_outdated=len(outdated(healthy)))
 
 
 def problem_of(status: Status, weights: Weights | None, pause: PauseState) -> str | None:

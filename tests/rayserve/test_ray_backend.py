@@ -272,5 +272,6 @@ async def test_all_ingresses_get_the_weights_and_a_hanging_one_is_not_waited_for
 def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
     """Those of another deployment, which an update brings, count for themselves."""
     versions = ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
-    card = serving([Status("r", None, replace(CARD, weights=Weights(*version))) for version in versions])
+    cards = [replace(CARD, weights=Weights(*version)) for version in versions]
+    card = serving([Status(f"r{number}", None, card) for number, card in enumerate(cards)])
     assert (card.weights, card.slots, card.num_outdated) == (Weights(2, "b", "m"), 3, 1)
