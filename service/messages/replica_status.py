@@ -161,11 +161,11 @@ def outdated(healthy: Sequence[Status]) -> set[str]:
 def resting(healthy: Sequence[Status]) -> set[str]:
     """The replicas that requests should not go to: with older weights, or still paused or asleep after others went on.
 
-    None if that is all of them.
+    If that is all of them, those with the newest weights get the requests.
     """
     newest = PauseState()
     for status in healthy:
         newest = status.pause if newest.older_than(status.pause) else newest
     halted = {status.replica for status in healthy if status.pause.halted and not newest.halted}
-    names = outdated(healthy) | halted
-    return names if len(names) < len(healthy) else set()
+    behind = outdated(healthy)
+    return behind | halted if len(behind | halted) < len(healthy) else behind

@@ -173,7 +173,7 @@ AWAKE, ASLEEP = PauseState(2), PauseState(1, sleep_level=1)
         ({"a": (1, ASLEEP), "b": (1, AWAKE)}, "b"),
         ({"a": (1, ASLEEP), "b": (1, ASLEEP)}, "ab"),  # requests wait at both
         ({"a": (1, ASLEEP), "b": (1, PauseState())}, "ab"),  # b has just started, and will sleep
-        ({"a": (1, ASLEEP), "b": (0, AWAKE)}, "ab"),  # none can answer
+        ({"a": (1, ASLEEP), "b": (0, AWAKE)}, "a"),  # none can answer yet
     ],
 )
 async def test_requests_go_to_replicas_that_others_are_not_ahead_of(
