@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import replace
 
 from service.admission.controller import AdmissionController
-from service.errors import MrpServeError, NotReady, ScaledToZero
+from service.errors import ControllerAway, MrpServeError, NotReady, ScaledToZero
 from service.gateway.backend import Backend, serving
 from service.gateway.metrics import Throttled
 from service.messages.replica_status import ModelCard, Status
@@ -78,6 +78,8 @@ class Availability:
             if self._card is not None:
                 self._observe(replace(self._card, slots=0), ())
             raise
+        except ControllerAway:  # the last card is good
+            raise
         except MrpServeError:
             self.failed = True
             raise
@@ -119,7 +121,7 @@ class Availability:
             await asyncio.sleep(POLL_S)
             try:
                 await self.poll()
-            except ScaledToZero:
+            except (ScaledToZero, ControllerAway):
                 pass
             except NotReady as error:
                 self._admission.reject_waiting(error)

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
+from service.errors import ControllerAway, EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
@@ -57,10 +57,10 @@ class RayBackend:
             self._last_error = f"; before, {error.message}"
 
     async def statuses(self) -> list[Status]:
-        """One status for every replica that answers. If none does: ScaledToZero, or NotReady with Serve's reason.
+        """One status for every replica that answers. If none does: NotReady with Serve's reason, or ScaledToZero.
 
         One replica that hangs blocks the answers of all. Until Serve has removed it, the last statuses are returned.
-        So they are while neither replicas nor Serve answer: links need no Serve.
+        So they are while Serve does not answer, either, if there is a link; otherwise ControllerAway.
         """
         try:
             if answers := await _of_all(self._replicas, "status", Status):
@@ -72,26 +72,25 @@ class RayBackend:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
             if self._statuses:
                 return self._last_statuses()
-        error = await self._no_replica()
-        if error is not None:
-            self._statuses = []
-            raise error
-        if any(status.reachable for status in self._last_statuses()):
-            return self._last_statuses()
-        raise NotReady("no replica can generate: neither a replica nor Serve's controller responds", retry_after=5.0)
+        try:
+            async with asyncio.timeout(_CONTROL_S):
+                error = await asyncio.get_running_loop().run_in_executor(self._reader, self._no_replica)
+        except Exception as problem:  # noqa: BLE001 - whatever Serve's trouble is, links may work
+            _log.warning("Serve's controller does not answer: %s", type(problem).__name__)
+            statuses = self._last_statuses()
+            if any(status.reachable for status in statuses):
+                return statuses
+            reason = "no replica can generate: neither a replica nor Serve's controller responds"
+            raise ControllerAway(reason, retry_after=5.0) from None
+        self._statuses = []
+        raise error
 
     def _last_statuses(self) -> list[Status]:
         return [replace(status, reachable=self._links.reaches(status.replica)) for status in self._statuses]
 
-    async def _no_replica(self) -> NotReady | None:
-        """Serve's reason why no replica answers. None if Serve does not answer, either."""
-        try:
-            async with asyncio.timeout(_CONTROL_S):
-                overview = await asyncio.get_running_loop().run_in_executor(self._reader, serve.status)
-        except (RayServeException, RayError, TimeoutError, OSError) as error:
-            _log.warning("Serve's controller does not answer: %s", type(error).__name__)
-            return None
-        application = overview.applications.get(self._replicas.app_name)
+    def _no_replica(self) -> NotReady:
+        """Serve's reason why no replica answers. Blocks."""
+        application = serve.status().applications.get(self._replicas.app_name)
         deployment = application.deployments.get(self._replicas.deployment_name) if application else None
         if deployment is None:
             return NotReady(f"{describe_application(application)}{self._last_error}", retry_after=5.0)

@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
-from service.errors import EngineFailed, NotReady, ScaledToZero
+from service.errors import ControllerAway, EngineFailed, NotReady, ScaledToZero
 from service.gateway import availability
 from service.gateway.ingress import Ingress
 from service.messages.replica_status import PauseState, Status
@@ -71,12 +71,13 @@ async def zero() -> AsyncIterator[Service]:
         yield service
 
 
-async def test_a_queued_request_gets_the_slot_of_a_new_replica():
+@pytest.mark.parametrize("away", [ConnectionError("no controller"), ControllerAway("no controller", retry_after=5.0)])
+async def test_a_queued_request_gets_the_slot_of_a_new_replica(away):
     """Without another request, even if the controller was away meanwhile."""
     service = Service(0)
     async with service.http:
         task = await service.queued_request()
-        service.slots = ConnectionError("no controller")
+        service.slots = away
         polls = service.polls
         await eventually(lambda: service.polls > polls + 2)
         service.slots = 1

@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from service.errors import (
+    ControllerAway,
     EngineFailed,
     GenerationChangeFailed,
     MrpServeError,
@@ -156,7 +157,7 @@ def hang() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [RayActorError(), GetTimeoutError(), RayServeException("gone"), ConnectionError(), hang]
+    "failure", [RayActorError(), GetTimeoutError(), RayServeException("gone"), ValueError("unknown status"), hang]
 )
 async def test_links_that_work_are_enough_while_the_controller_is_away(
     failure: Any, monkeypatch: pytest.MonkeyPatch
@@ -168,7 +169,7 @@ async def test_links_that_work_are_enough_while_the_controller_is_away(
     await lonely.statuses()
     assert [await lonely.statuses() for _ in range(2)] == [[STATUS]] * 2
     links.reached.clear()
-    with pytest.raises(NotReady, match="neither a replica nor Serve's controller responds"):
+    with pytest.raises(ControllerAway, match="neither a replica nor Serve's controller responds"):
         await lonely.statuses()
 
 
