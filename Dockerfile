@@ -90,7 +90,8 @@ VOLUME /cache/huggingface
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 
+# Without a proxy: Docker hands its client's http_proxy to every container.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('MRP_SERVE_PORT', '8000') + '/health', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('MRP_SERVE_PORT', '8000') + '/health', timeout=4)"]
 
 CMD ["mrp-serve", "serve", "--host", "0.0.0.0"]

@@ -48,6 +48,10 @@ continues an answer, its prompt and its first block count once.
 Tokens per forward over time is the ratio of two counters:
 `rate(mrp_generation_tokens_total[1m]) / rate(mrp_forwards_total{kind=~"denoise|verify"}[1m])`.
 
+A replica or ingress that stops takes its counters with it, so sums over the page fall. What it counted after the last
+scrape is lost. Prometheus' `rate` and `increase` allow for this, by each `replica`. The difference of two pages does
+not.
+
 The names with `vllm:` are aliases: vLLM's metrics of diffusion models. `vllm bench serve` reads them, and prints the
 committed tokens a second, the steps of a canvas (a block) and the tokens of a step. vLLM counts a step that commits a
 canvas, and `vllm bench serve` takes it away again. So the alias counts one for each finished block, although the next

@@ -8,9 +8,12 @@ import itertools
 import sys
 import time
 
+import gevent
 from locust import LoadTestShape, events
 from locust.env import Environment
-from locust.runners import WorkerRunner
+from locust.rpc import Message
+from locust.runners import MasterRunner, WorkerRunner
+from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from loadtest.generator import options
 from loadtest.generator.measures import Measures
@@ -81,9 +84,34 @@ def _init(environment: Environment, **_: object) -> None:
     environment.mrp_users = itertools.count()
     environment.mrp_measures = Measures(environment)
     environment.events.test_start.add_listener(_start)
+    if environment.parsed_options.csv_prefix:
+        # locust closes its CSV files without the requests since they were last written
+        environment.events.quit.add_listener(lambda **_: gevent.sleep(1.1 * CSV_STATS_INTERVAL_SEC))
+    if isinstance(environment.runner, MasterRunner):
+        _wait_for_workers(environment.runner)
     if plan.profile is not None and not isinstance(environment.runner, WorkerRunner):
         environment.shape_class = Levels(plan, environment)
         environment.shape_class.runner = environment.runner
+
+
+def _wait_for_workers(runner: MasterRunner) -> None:
+    """Makes the end of a run wait for the workers. Their last report follows the requests in progress.
+
+    locust itself waits half a second.
+    """
+    quit_at_once = runner.quit
+
+    def quit_after_workers() -> None:
+        runner.quit = quit_at_once  # type: ignore[method-assign]  # locust calls it again when the last worker is gone
+        runner.stop(send_stop_to_client=False)
+        for client in runner.clients.all:
+            runner.server.send_to_client(Message("quit", None, client.id))
+        with gevent.Timeout(2 * FINISH_S, False):
+            while runner.worker_count:
+                gevent.sleep(0.1)
+        quit_at_once()
+
+    runner.quit = quit_after_workers  # type: ignore[method-assign]
 
 
 def _start(environment: Environment, **_: object) -> None:

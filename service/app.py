@@ -8,12 +8,15 @@
 # No `from __future__ import annotations` here: Serve turns a deployment file's `args` into `Settings` only if the
 # annotation of `build` is the class itself.
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private.state import available_resources_per_node, total_resources_per_node
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.util import list_named_actors
 
 from service.rayserve.deployments import GeneratorDeployment, IngressDeployment
 from service.rayserve.scaling import GENERATOR
@@ -56,21 +59,23 @@ def _compose(args: Settings, *, listens: bool) -> Application:
     # A replica that is being replaced finishes its requests.
     stopping: Any = {"graceful_shutdown_timeout_s": args.request_timeout_s, "graceful_shutdown_wait_loop_s": 0.5}
     ranks = args.tensor_parallel_size
+    need = {"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0}
+    has_room = _room_for_one_more(args, {"CPU": need["num_cpus"], "GPU": need["num_gpus"]})
     generator: Any = serve.deployment(
         GeneratorDeployment,
         name=GENERATOR,
         **_replicas(args),
-        ray_actor_options={"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0},
+        ray_actor_options=need,
         max_ongoing_requests=_CONTROL_CALLS * args.api_server_count,
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
-        max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
+        max_surge_percent=_SURGE_PERCENT if has_room else 0,
         **stopping,
     )
     ingress: Any = serve.deployment(
         IngressDeployment,
         name="Ingress",
-        **_ingresses(args),  # Serve spreads them over the nodes
+        **_ingresses(args),  # Serve spreads them over the nodes that it has when it starts them
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_S,
@@ -115,12 +120,21 @@ def _autoscaling(**options: Any) -> AutoscalingConfig:
         )
 
 
-def _room_for_one_more(args: Settings) -> bool:
-    """Whether an update can start a new replica before an old one stops. If not, Serve would wait for ever."""
+def _room_for_one_more(args: Settings, need: Mapping[str, int]) -> bool:
+    """Whether an update can start a new replica before an old one stops. If not, Serve would wait for ever.
+
+    `need`: the resources of a replica. Free slots count, and those that the replicas of this service have.
+    Nodes that do not exist yet do not count: Ray does not tell how many an autoscaler would add.
+    """
     if not ray.is_initialized():
         return True
-    unit = "GPU" if wants_gpu(args.device) else "CPU"
-    return bool(ray.cluster_resources().get(unit, 0) >= (args.num_replicas + 1) * args.tensor_parallel_size)
+    free, all_slots = (
+        sum(min(int(node.get(unit, 0) // number) for unit, number in need.items() if number) for node in nodes.values())
+        for nodes in (available_resources_per_node(), total_resources_per_node())
+    )
+    running = sum(f"#{GENERATOR}#" in actor["name"] for actor in list_named_actors(all_namespaces=True))
+    target = max(args.num_replicas, running) if args.autoscaled else args.num_replicas
+    return free + min(running, all_slots - free) > target
 
 
 def wants_gpu(device: str) -> bool:

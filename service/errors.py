@@ -134,6 +134,10 @@ class ScaledToZero(NotReady, code="asleep"):
     """The service is scaled to zero because it had no requests. A request that waits starts a replica."""
 
 
+class ControllerAway(NotReady, code="not_ready"):
+    """No replica answers, and Serve does not say why. Requests that wait go on waiting."""
+
+
 class ReplicaLost(NotReady):
     """The replica died before the answer was complete."""
 

@@ -10,17 +10,21 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray
 from packaging.requirements import Requirement
 from packaging.version import Version
 from ray.serve._private import deployment_state
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve._private.proxy_request_response import ASGIProxyRequest
 from ray.serve.schema import ApplicationStatus, ReplicaState
 from ray.serve.schema import ServeInstanceDetails as Details
 
 from service.cli import cluster, readiness
 from service.rayserve import serve_state
+from service.rayserve.scaling import GENERATOR
 from training import workers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +107,19 @@ def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
 def test_serve_still_opens_a_replicas_port_by_the_function_that_keeps_it_on_loopback() -> None:
     [source] = [path.read_text("utf-8") for path in (PACKAGE / "serve" / "_private").glob("replica.py")]
     assert source.count('add_port_to_grpc_server(self._server, "[::]:0")') == 1
+
+
+def test_serves_proxies_still_tell_their_health_and_their_draining_by_one_path() -> None:
+    """/health asks it (`with_proxy_health` in `gateway/http/middleware.py`)."""
+    request = ASGIProxyRequest({"type": "http", "path": "/-/healthz"}, Mock(), Mock())
+    assert request.is_health_request
+    text = (PACKAGE / "serve" / "_private" / "proxy.py").read_text("utf-8")
+    assert "if self._is_draining():\n            healthy = False" in text
+
+
+def test_the_actors_of_replicas_are_named_after_their_deployment() -> None:
+    """`service.app` counts them."""
+    assert f"#{GENERATOR}#" in ReplicaID("a1", DeploymentID(GENERATOR, "mrp")).to_full_id_str()
 
 
 def test_private_parts_of_ray_serve_are_used_in_one_module() -> None:

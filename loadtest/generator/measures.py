@@ -44,7 +44,7 @@ class Measures:
         environment.events.request.add_listener(self._request)
         environment.events.report_to_master.add_listener(self._report)
         environment.events.worker_report.add_listener(self._reported)
-        environment.events.quitting.add_listener(lambda **_: self._flush())
+        environment.events.quit.add_listener(lambda **_: self._flush())  # after the last reports of workers
         gevent.spawn(self._flush_often)
 
     def level(self, at: float, stage: int, level: float) -> None:

@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import replace
 
 from service.admission.controller import AdmissionController
-from service.errors import MrpServeError, NotReady, ScaledToZero
+from service.errors import ControllerAway, MrpServeError, NotReady, ScaledToZero
 from service.gateway.backend import Backend, serving
 from service.gateway.metrics import Throttled
 from service.messages.replica_status import ModelCard, Status
@@ -26,7 +26,8 @@ POLL_S = 1.0
 class Availability:
     """Keeps the card, and passes every new card to the admission controller. `on_card` gets it with the statuses.
 
-    `timeout_s`: the longest wait for the first card of a service that is scaled to zero.
+    `timeout_s`: the longest wait for the first card of a service that is scaled to zero. `failed`: whether the last
+    poll found no replica that can generate.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Availability:
         self._timeout_s = timeout_s
         self._on_card = on_card
         self._card: ModelCard | None = None
-        self._failed = False
+        self.failed = False
         self._polling: asyncio.Task[None] | None = None
         self._waiting = 0
         #: as `poll`, at most ten times a second
@@ -57,7 +58,7 @@ class Availability:
         """
         if self._card is None:
             await self._first()
-        elif self._failed:
+        elif self.failed:
             with suppress(ScaledToZero):
                 await self.statuses()
         if self._card is None:
@@ -77,14 +78,16 @@ class Availability:
             if self._card is not None:
                 self._observe(replace(self._card, slots=0), ())
             raise
+        except ControllerAway:  # the last card is good
+            raise
         except MrpServeError:
-            self._failed = True
+            self.failed = True
             raise
         self._observe(card, statuses)
         return statuses
 
     def _observe(self, card: ModelCard, statuses: Sequence[Status]) -> None:
-        self._card, self._failed = card, False
+        self._card, self.failed = card, False
         self._admission.serves(card)
         self._on_card(card, statuses)
 
@@ -118,7 +121,7 @@ class Availability:
             await asyncio.sleep(POLL_S)
             try:
                 await self.poll()
-            except ScaledToZero:
+            except (ScaledToZero, ControllerAway):
                 pass
             except NotReady as error:
                 self._admission.reject_waiting(error)

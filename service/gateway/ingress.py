@@ -36,7 +36,7 @@ from service.api.score.routes import score_router
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, ScaledToZero
 from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
-from service.gateway.backend import Backend
+from service.gateway.backend import Backend, none_ready, problem_of
 from service.gateway.draining import Draining
 from service.gateway.http.bodies import MOST_BYTES, Bodies
 from service.gateway.http.middleware import (
@@ -155,6 +155,8 @@ class Ingress:
 
     def snapshot(self) -> Snapshot:
         self._registry.set("replicas_wanted", self.replicas_wanted)
+        if self._availability.failed:
+            self._registry.set("replicas_ready", 0)
         self._registry.set("queue_blocks_left", self._admission.blocks_left)
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self.pipeline.in_flight, self._registry.families(self._name))
@@ -201,7 +203,10 @@ class Ingress:
             statuses = await self._availability.statuses()
         except ScaledToZero:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
-        return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
+        problems = self._problems(statuses)
+        if statuses and all(problems.values()):
+            raise none_ready(problems)
+        return JsonAnswer({"status": "ok", "replicas_ready": list(problems.values()).count(None)})
 
     async def _metrics(self) -> Response:
         return Response(await self._page(), media_type=CONTENT_TYPE_LATEST)
@@ -262,7 +267,15 @@ class Ingress:
     def _observe_card(self, card: ModelCard, statuses: Sequence[Status]) -> None:
         self._weights.observe(card)
         self._pause.observe(statuses)
-        self._admission.set_halted(self._pause.newest.halted)
+        self._registry.set("replicas_ready", list(self._problems(statuses).values()).count(None))
+        # While all replicas have older weights, none answers, and a further one would not, either.
+        is_behind = self._weights.newest is not None and card.weights.older_than(self._weights.newest)
+        self._admission.set_halted(self._pause.newest.halted or is_behind)
+
+    def _problems(self, statuses: Sequence[Status]) -> dict[str, str | None]:
+        """Why each replica answers no request now. None for those that can."""
+        weights, pause = self._weights.newest, self._pause.newest
+        return {status.replica: problem_of(status, weights, pause) for status in statuses}
 
     async def card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""

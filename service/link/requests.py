@@ -13,7 +13,7 @@ from service.errors import InvalidRequest
 from service.ipc.messagepack import Unsendable
 from service.link.client import AuthenticationFailed, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
-from service.messages.replica_status import Address, Status
+from service.messages.replica_status import Address, Status, resting
 from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, patience_s, too_late
 from service.routing.router import Router
 
@@ -103,12 +103,17 @@ class ReplicaLinks:
             self._unauthenticated.intersection_update(healthy.values())
             await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
             seen = [status for status in map(self._seen, statuses) if status is not None]
-            linked = [status.replica for status in seen if status.failure is None]
-            self._router.inflight.set_replicas(linked)
+            linked = [status for status in seen if status.failure is None]
+            self._router.inflight.set_replicas((status.replica for status in linked), resting(linked))
             self._on_change(len(linked))
             self._updated.set()
             self._updated = asyncio.Event()
             return seen
+
+    def reaches(self, replica: str) -> bool:
+        """Whether a replica has a link that takes requests."""
+        link = self._links.get(replica)
+        return link is not None and link.usable
 
     def _seen(self, status: Status) -> Status | None:
         link = self._links.get(status.replica)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -149,3 +149,23 @@ class Status:
     card: ModelCard  # the served model
     address: Address | None = None  # the address of its links; None before it takes any
     pause: PauseState = PauseState()
+    reachable: bool = True  # whether the ingress can send it a request; set by the ingress
+
+
+def outdated(healthy: Sequence[Status]) -> set[str]:
+    """The replicas with older weights than another one of the same base."""
+    served = [status.card.weights for status in healthy]
+    return {status.replica for status in healthy if any(map(status.card.weights.older_than, served))}
+
+
+def resting(healthy: Sequence[Status]) -> set[str]:
+    """The replicas that requests should not go to: with older weights, or still paused or asleep after others went on.
+
+    If that is all of them, those with the newest weights get the requests.
+    """
+    newest = PauseState()
+    for status in healthy:
+        newest = status.pause if newest.older_than(status.pause) else newest
+    halted = {status.replica for status in healthy if status.pause.halted and not newest.halted}
+    behind = outdated(healthy)
+    return behind | halted if len(behind | halted) < len(healthy) else behind

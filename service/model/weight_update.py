@@ -54,18 +54,19 @@ def check_update(
 
 
 def _check_shapes(folders: Sequence[str], served: ModelConfig, options: LoadOptions, *, partial: bool) -> CheckedUpdate:
-    paths = [resolve(folder) for folder in folders]
-    shapes = [WeightFiles(path, "meta") for path in paths]
-    newest = shapes[-1]
+    path = resolve(folders[-1])
+    newest = WeightFiles(path, "meta")
     if not newest.names:
-        raise CheckpointError(f"{paths[-1]}: its files have no weights")
+        raise CheckpointError(f"{path}: its files have no weights")
     has_mrp = any(name.startswith(MRP_PREFIX) for name in newest.names)
-    _check_config(paths[-1], served, options, newest.names, partial=partial)
+    _check_config(path, served, options, newest.names, partial=partial)
     wide = replace(served, quantization=None)
     if not partial:
-        _build(paths[-1], wide if has_mrp else replace(wide, mrp=None), newest, options)
+        _build(path, wide if has_mrp else replace(wide, mrp=None), newest, options)
         if has_mrp or served.mrp is None:
-            return CheckedUpdate((folders[-1],), has_mrp)
+            return CheckedUpdate((folders[-1],), has_mrp)  # the earlier folders may be gone
+    paths = [*map(resolve, folders[:-1]), path]
+    shapes = [*(WeightFiles(earlier, "meta") for earlier in paths[:-1]), newest]
     needed = _needed(shapes)
     for index in needed[:-1]:
         if _published_scheme_of(paths[index]) is not None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ray import serve
@@ -9,11 +11,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
+from service.errors import ControllerAway, EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import describe, is_scaled_to_zero
+from service.rayserve.serve_state import describe, describe_application, is_scaled_to_zero
 
 _log = logging.getLogger(__name__)
 
@@ -48,30 +50,50 @@ class RayBackend:
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
         self._last_error = ""
+        self._reader = ThreadPoolExecutor(1, "serve-status")  # one thread, since a hanging controller keeps it
 
     def note_error(self, error: MrpServeError) -> None:
         if isinstance(error, EngineFailed):
             self._last_error = f"; before, {error.message}"
 
     async def statuses(self) -> list[Status]:
-        """One status for every replica that answers. If none does: ScaledToZero, or NotReady with Serve's reason.
+        """One status for every replica that answers. If none does: NotReady with Serve's reason, or ScaledToZero.
 
         One replica that hangs blocks the answers of all. Until Serve has removed it, the last statuses are returned.
+        So they are while Serve does not answer, either, if there is a link; otherwise ControllerAway.
         """
         try:
-            self._statuses = await _of_all(self._replicas, "status", Status)
-            if self._statuses:
+            if answers := await _of_all(self._replicas, "status", Status):
                 self._last_error = ""
-                self._statuses = await self._links.update(self._statuses)
+                self._statuses = await self._links.update(answers)
+                if self._statuses:
+                    return self._statuses
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
-        if self._statuses:
-            return self._statuses
-        raise await asyncio.to_thread(self._no_replica)
+            if self._statuses:
+                return self._last_statuses()
+        try:
+            async with asyncio.timeout(_CONTROL_S):
+                error = await asyncio.get_running_loop().run_in_executor(self._reader, self._no_replica)
+        except Exception as problem:  # noqa: BLE001 - whatever Serve's trouble is, links may work
+            _log.warning("Serve's controller does not answer: %s", type(problem).__name__)
+            statuses = self._last_statuses()
+            if any(status.reachable for status in statuses):
+                return statuses
+            reason = "no replica can generate: neither a replica nor Serve's controller responds"
+            raise ControllerAway(reason, retry_after=5.0) from None
+        self._statuses = []
+        raise error
+
+    def _last_statuses(self) -> list[Status]:
+        return [replace(status, reachable=self._links.reaches(status.replica)) for status in self._statuses]
 
     def _no_replica(self) -> NotReady:
-        handle = self._replicas
-        deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
+        """Serve's reason why no replica answers. Blocks."""
+        application = serve.status().applications.get(self._replicas.app_name)
+        deployment = application.deployments.get(self._replicas.deployment_name) if application else None
+        if deployment is None:
+            return NotReady(f"{describe_application(application)}{self._last_error}", retry_after=5.0)
         if self._scales_to_zero and is_scaled_to_zero(deployment):
             return ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
         return NotReady(f"{describe(deployment)}{self._last_error}", retry_after=5.0)

@@ -29,6 +29,17 @@ def describe(deployment: Any) -> str:
     return f"no replica can generate: {state}, {counted(deployment)}{f': {failure}' if failure else ''}"
 
 
+def describe_application(application: Any) -> str:
+    """One line on an application whose deployments Serve does not show. None: it is unknown.
+
+    Serve shows none while it builds a new configuration, and after one that it could not build.
+    """
+    if application is None:
+        return "no replica can generate: Serve has no such application"
+    state, failure = str(getattr(application.status, "value", application.status)), last_line(application.message)
+    return f"no replica can generate: the application is {state}{f': {failure}' if failure else ''}"
+
+
 def counted(deployment: Any) -> str:
     """The number of running replicas, and the states of the others. Stopping replicas do not count in the total."""
     states = {str(getattr(state, "value", state)).lower(): count for state, count in deployment.replica_states.items()}

@@ -1,7 +1,7 @@
 """Chooses the replica of each request of one ingress, by cached prefixes and by load, and counts the requests."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,15 +34,20 @@ class InflightCounts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._replicas: dict[str, _ReplicaLoad] = {}
+        self._resting: Collection[str] = ()
 
     def now(self) -> dict[str, int]:
+        """The requests of every replica that takes new ones."""
         now = self._clock()
         return {
             name: replica.own_requests + (replica.other_requests if now < replica.expiry else 0)
             for name, replica in self._replicas.items()
+            if name not in self._resting
         }
 
-    def set_replicas(self, names: Iterable[str]) -> None:
+    def set_replicas(self, names: Iterable[str], resting: Collection[str] = ()) -> None:
+        """`resting`: replicas that get no new requests."""
+        self._resting = resting
         self._replicas = {name: self._replicas.get(name) or _ReplicaLoad() for name in names}
 
     def remove(self, name: str) -> None:

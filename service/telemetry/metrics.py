@@ -67,6 +67,7 @@ METRICS: tuple[Metric, ...] = (
         "Replicas that this ingress has a connection to; requests wait while there are none",
         where="ingress",
     ),
+    Metric("replicas_ready", "Replicas that can answer a request of this ingress now, as in /health", where="ingress"),
     Metric(
         "request_quality_total",
         "Answers to requests with a `quality`, by the plan that ran",

@@ -6,7 +6,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -48,6 +50,28 @@ def test_the_user_is_not_root_and_clusters_can_start_commands():
     assert RUNTIME.last_command("CMD") == ["mrp-serve", "serve", "--host", "0.0.0.0"]
     assert not RUNTIME.all("ENTRYPOINT"), "`docker run IMAGE bash` is how `ray up` starts it"
     assert all(tool in RUNTIME.all("RUN")[0] for tool in ("rsync", "wget"))
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("proxy", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_the_health_check_asks_the_service_itself(status, proxy):
+    """Docker hands the proxies of its client's configuration to every container."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        environment = {"PATH": os.environ["PATH"], "MRP_SERVE_PORT": str(server.server_port)}
+        environment[proxy] = "http://127.0.0.1:9"
+        command = [sys.executable, *RUNTIME.last_command("HEALTHCHECK")[1:]]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode == 0) is (status == 200)
 
 
 def test_only_torch_comes_from_the_index_of_torch():

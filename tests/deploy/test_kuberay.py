@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.serve._private.constants import PROXY_MIN_DRAINING_PERIOD_S
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
@@ -120,9 +121,11 @@ def test_a_workers_gpus_are_those_of_one_replica_and_none_is_on_the_head(overlay
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_worker_is_ready_when_the_model_answers(overlay):
     worker = containers(build(overlay))[1]
-    probe = worker["readinessProbe"]["httpGet"]
+    probe = worker["readinessProbe"]
     [serving] = [port["containerPort"] for port in worker["ports"] if port["name"] == "serve"]
-    assert probe == {"path": "/health", "port": serving}
+    assert probe["httpGet"] == {"path": "/health", "port": serving}
+    slowest_s = probe["failureThreshold"] * (probe["periodSeconds"] + probe["timeoutSeconds"])
+    assert slowest_s < PROXY_MIN_DRAINING_PERIOD_S, "the port of a proxy that drains closes before it is noticed"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -120,6 +120,20 @@ def test_reasons_in_the_rules_are_codes_of_errors():
     assert set(itertools.chain(*(reasons.split("|") for reasons in matches))) <= codes
 
 
+def test_the_alert_of_errors_has_every_reason_that_is_the_services_fault():
+    """All 5xx of requests, and `quarantined`. Deadlines have an alert of their own."""
+    codes = {
+        kind.code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.MrpServeError) and kind.status >= 500
+    }
+    elsewhere = {"deadline_exceeded", "weight_update_failed", "generation_change_failed", "asleep", "ingress_lost"}
+    never_sent = {"checkpoint_error", "data_error", "settings_error"}
+    [rule] = [rule for rule in RULES if rule["alert"] == "MrpServeErrors"]
+    [reasons] = re.findall(r'reason=~"([^"]+)"', rule["expr"])
+    assert set(reasons.split("|")) == codes - elsewhere - never_sent | {"quarantined"}
+
+
 def test_the_operators_rules_are_these():
     [document] = yaml.safe_load_all((KUBERAY / "components" / "monitoring" / "rules.yaml").read_text())
     assert document["spec"]["groups"] == GROUPS

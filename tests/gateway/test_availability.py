@@ -5,19 +5,20 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
-from service.errors import EngineFailed, NotReady, ScaledToZero
+from service.errors import ControllerAway, EngineFailed, NotReady, ScaledToZero
 from service.gateway import availability
 from service.gateway.ingress import Ingress
-from service.messages.replica_status import Status
-from service.messages.wire import Ending
+from service.messages.replica_status import PauseState, Status
+from service.messages.wire import Ending, Weights
 from service.settings.settings import Settings
 from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem
-from tests.gateway.helpers import client, eventually
+from tests.gateway.helpers import client, eventually, page
 
 ZERO_REPLICAS = ScaledToZero("no replica runs", retry_after=1.0)
 REQUEST = body(max_new_tokens=4)
@@ -70,12 +71,13 @@ async def zero() -> AsyncIterator[Service]:
         yield service
 
 
-async def test_a_queued_request_gets_the_slot_of_a_new_replica():
+@pytest.mark.parametrize("away", [ConnectionError("no controller"), ControllerAway("no controller", retry_after=5.0)])
+async def test_a_queued_request_gets_the_slot_of_a_new_replica(away):
     """Without another request, even if the controller was away meanwhile."""
     service = Service(0)
     async with service.http:
         task = await service.queued_request()
-        service.slots = ConnectionError("no controller")
+        service.slots = away
         polls = service.polls
         await eventually(lambda: service.polls > polls + 2)
         service.slots = 1
@@ -94,7 +96,7 @@ async def test_requests_do_not_wait_for_replicas_that_hang():
             await ask(service.http, REQUEST)
         service.slots = NotReady("gone", retry_after=1.0)
         service.answers.set()
-        await eventually(lambda: service.ingress._availability._failed)
+        await eventually(lambda: service.ingress._availability.failed)
         assert problem(await service.request(), 503)["message"] == "gone"
         service.slots = 1
         await ask(service.http, REQUEST)
@@ -115,6 +117,49 @@ async def test_a_service_that_is_back_refuses_nothing(monkeypatch):
         service.slots = 1
         await asyncio.sleep(0.2)
         await ask(service.http, REQUEST)
+
+
+def status(name: str = "r0", version: int = 0, **fields: Any) -> Status:
+    """A replica's status, with weights of the base `demo`."""
+    card = replace(CARD, weights=Weights(version, f"step-{version}", "demo"))
+    return Status(name, **{"failure": None, "card": card, **fields})
+
+
+SLEEPS, AWAKE = PauseState(1, sleep_level=1), PauseState(2)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ready"),
+    [
+        ([status(version=3)], 1),
+        ([status(version=4)], 1),  # newer than this ingress knows
+        ([status(card=replace(CARD, weights=Weights(0, base="another")))], 1),  # an update of `model`
+        ([status(version=3), status("r1"), status("r2", version=2)], 1),
+        ([status(version=3, pause=SLEEPS), status("r1", version=3, pause=SLEEPS)], 2),  # the service sleeps
+        ([status(version=3, pause=SLEEPS), status("r1", version=3, pause=AWAKE)], 1),
+        ([status()], "r0: it has weights of version 0, allowed are 3 and later"),
+        ([status(version=3, failure="broken")], "r0: broken"),
+        ([status(version=3, reachable=False)], "r0: it does not respond"),
+        ([status(version=3, failure="broken"), status("r1")], "r0: broken; r1: it has weights of version 0"),
+        (
+            [status(version=3, pause=SLEEPS), status("r1", pause=AWAKE)],
+            "r0: it is paused or asleep, and the service is not; r1: it has weights",
+        ),
+    ],
+)
+async def test_the_health_counts_the_replicas_that_can_answer(statuses: list[Status], ready: int | str) -> None:
+    service = Service(1, model="demo")
+    service.statuses = AsyncMock(return_value=statuses)  # type: ignore[method-assign]
+    service.ingress.require_weights(Weights(3, "step-3", "demo"))
+    async with service.http:
+        response = await service.http.get("/health")
+        metrics = await page(service.http)
+    if isinstance(ready, int):
+        assert (response.status_code, response.json()) == (200, {"status": "ok", "replicas_ready": ready})
+    else:
+        assert problem(response, 503)["code"] == "not_ready"
+        assert f"no replica can generate: {ready}" in response.json()["error"]["message"]
+    assert metrics("mrp_replicas_ready") == (ready if isinstance(ready, int) else 0)
 
 
 class TestScaledToZero:

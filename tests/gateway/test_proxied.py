@@ -15,10 +15,22 @@ BLOCK = {"type": "http.response.body", "body": b"event: block\ndata: {}\n\n", "m
 END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def answer(*messages: Message, path: str = "/generate", headers: dict[str, str] | None = None) -> httpx.Response:
-    """The response of a proxy whose ingress sends these messages and no more."""
+async def answer(
+    *messages: Message,
+    path: str = "/generate",
+    headers: dict[str, str] | None = None,
+    method: str = "POST",
+    healthy: bool = True,
+) -> httpx.Response:
+    """The response of a proxy whose ingress sends these messages and no more. `healthy`: by its own /-/healthz."""
 
     async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        if (scope["path"], scope["method"]) == ("/-/healthz", "GET"):
+            await send({"type": "http.response.start", "status": 200 if healthy else 503, "headers": []})
+            await send(
+                {"type": "http.response.body", "body": b"success" if healthy else b"This node is being drained."}
+            )
+            return
         for message in messages:
             await send(message)
 
@@ -27,7 +39,7 @@ async def answer(*messages: Message, path: str = "/generate", headers: dict[str,
         app = middleware.cls(app, *middleware.args, **middleware.kwargs)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as http:
-        return await http.post(path, json={}, headers=headers)
+        return await http.request(method, path, json={}, headers=headers)
 
 
 async def test_an_answer_that_has_not_begun_is_an_error_to_try_again():
@@ -58,3 +70,26 @@ async def test_a_stream_that_has_begun_ends_with_an_error():
 
 async def test_whole_responses_pass_unchanged():
     assert (await answer(BEGUN, BLOCK, END)).text.count("event: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "healthy", "status"),
+    [
+        ("/health", "GET", True, 200),
+        ("/health", "GET", False, 503),
+        ("/health", "HEAD", False, 503),
+        ("/generate", "POST", False, 200),  # a proxy that drains still answers
+        ("/live", "GET", False, 200),
+        ("/-/healthz", "GET", False, 503),
+    ],
+)
+async def test_the_health_is_also_that_of_the_proxy(path, method, healthy, status):
+    response = await answer(BEGUN, END, path=path, method=method, healthy=healthy, headers={"X-Request-Id": "mine"})
+    assert response.status_code == status
+    if path == "/health" and not healthy:
+        assert (response.headers["retry-after"], response.headers["x-request-id"]) == ("1", "mine")
+        error = response.json()["error"] if method == "GET" else None
+        assert error is None or (error["code"], "This node is being drained." in error["message"]) == (
+            "not_ready",
+            True,
+        )

@@ -10,13 +10,14 @@ from msgspec import structs
 
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
+from service.gateway.backend import serving
 from service.ipc.data import Arrival
 from service.link import client as link_client
 from service.link import requests as linked
 from service.link import server as link_server
 from service.messages import wire
-from service.messages.replica_status import Address, Status
-from service.messages.wire import Answer, Chunk, Ending, Failure, Resume
+from service.messages.replica_status import Address, PauseState, Status
+from service.messages.wire import Answer, Chunk, Ending, Failure, Resume, Weights
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, replica_request
 
@@ -159,6 +160,38 @@ async def test_a_replica_without_a_link_gets_no_requests_and_the_others_do(
     assert caplog.text.count("no link") == 2
     [_, broken] = await ingress.update([*service.statuses(), replace(unreachable, failure="broken")])
     assert broken.failure == "broken"
+
+
+AWAKE, ASLEEP = PauseState(2), PauseState(1, sleep_level=1)
+
+
+@pytest.mark.parametrize(
+    ("states", "names"),
+    [
+        ({"a": (0, AWAKE), "b": (0, AWAKE)}, "ab"),
+        ({"a": (0, AWAKE), "b": (1, AWAKE)}, "b"),
+        ({"a": (1, ASLEEP), "b": (1, AWAKE)}, "b"),
+        ({"a": (1, ASLEEP), "b": (1, ASLEEP)}, "ab"),  # requests wait at both
+        ({"a": (1, ASLEEP), "b": (1, PauseState())}, "ab"),  # b has just started, and will sleep
+        ({"a": (1, ASLEEP), "b": (0, AWAKE)}, "a"),  # none can answer yet
+    ],
+)
+async def test_requests_go_to_replicas_that_others_are_not_ahead_of(
+    service: Service, states: dict[str, tuple[int, PauseState]], names: str
+) -> None:
+    """So no request waits at a replica that cannot wake up, and none needs a failover from older weights."""
+    ingress = await service.ingress()
+    await service.add("b")
+    statuses = [
+        replace(status, card=replace(CARD, weights=Weights(version, str(version))), pause=pause)
+        for status, (version, pause) in zip(service.statuses(), states.values(), strict=True)
+    ]
+    assert await ingress.update(statuses) == statuses
+    assert service.linked == 2
+    answers = [await ingress.complete(replica_request()) for _ in range(16)]
+    assert {item.text for item in answers if isinstance(item, Answer)} == set(names)
+    card = serving(statuses)
+    assert (card.slots, card.num_outdated) == (len(names), int(states["a"][0] != states["b"][0]))
 
 
 async def test_without_a_link_requests_wait_until_there_is_one(service: Service) -> None:

@@ -1,6 +1,7 @@
 """locust itself, as its own process, against a service of known behaviour."""
 
 import csv
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -69,6 +70,20 @@ def test_latency_of_random_arrivals_counts_from_the_intended_start(tmp_path, wor
     assert sum(time > 400 for time in times) >= 6  # 15 are expected; a closed loop of one user would see one
     assert percentile(times, 0.99) > 700
     assert percentile(times, 0.5) < 700
+
+
+@pytest.mark.parametrize("limit", [("1s",), pytest.param(("5s", "--processes", 2), marks=pytest.mark.slow)])
+def test_a_run_of_some_seconds_counts_every_request(tmp_path, limit):
+    """Also those in progress at its end, and those that a worker has not reported by then."""
+    fake = Fake(block_s=0.8)
+    with serve(fake) as url:
+        process, requests, _ = locust(url, tmp_path, "StreamUser", "-u", 8, "-r", 8, "-t", *limit)
+    assert process.returncode == 0, process.stderr
+    assert len(requests) == len(fake.requests) > 0
+    assert all(row.ok for row in requests)
+    assert int(statistics(tmp_path)["", "Aggregated"]["Request Count"]) == len(requests)
+    [printed] = re.findall(r"^POST .* default +(\d+) ", process.stderr, re.MULTILINE)[:1]
+    assert int(printed) == len(requests)
 
 
 def test_a_wrong_option_ends_locust_with_one_line():

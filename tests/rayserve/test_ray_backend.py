@@ -1,14 +1,19 @@
 """The backend: control calls over doubles of Serve's handles, requests over a double of the links. Without Ray."""
 
+import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from service.errors import (
+    ControllerAway,
     EngineFailed,
     GenerationChangeFailed,
     MrpServeError,
@@ -32,6 +37,11 @@ from service.rayserve import ray_backend
 from service.rayserve.ray_backend import RayBackend
 from tests.gateway import doubles
 
+TRACEBACK = """Deploying app 'mrp' failed with exception:
+Traceback (most recent call last):
+  File "settings.py", line 1, in build
+service.errors.SettingsError: settings: 'max_num_seq' is not a setting
+"""
 CARD = replace(doubles.CARD, name="m", slots=1)
 STATUS = Status("r0", None, CARD)
 
@@ -40,6 +50,10 @@ class Links:
     def __init__(self) -> None:
         self.count = self.stream = None
         self.updates = list[list[Status]]()
+        self.reached = {"r0"}
+
+    def reaches(self, replica: str) -> bool:
+        return replica in self.reached
 
     async def update(self, statuses: list[Status]) -> list[Status]:
         self.updates.append(statuses)
@@ -101,10 +115,62 @@ async def test_failed_replicas_have_a_status_and_lost_ones_have_none() -> None:
 
 
 def serve_status(monkeypatch: pytest.MonkeyPatch, **deployment: Any) -> None:
-    overview = SimpleNamespace(
-        applications={"mrp": SimpleNamespace(deployments={"Generator": SimpleNamespace(**deployment)})}
-    )
+    applications = {"mrp": SimpleNamespace(deployments={"Generator": SimpleNamespace(**deployment)})}
+    serve_applications(monkeypatch, applications)
+
+
+def serve_applications(monkeypatch: pytest.MonkeyPatch, applications: dict[str, Any]) -> None:
+    overview = SimpleNamespace(applications=applications)
     monkeypatch.setattr(ray_backend.serve, "status", lambda: overview)
+
+
+def application(status: ApplicationStatus, message: str = "", **deployments: Any) -> dict[str, Any]:
+    return {"mrp": SimpleNamespace(status=status, message=message, deployments=deployments)}
+
+
+@pytest.mark.parametrize("scales_to_zero", [False, True])
+@pytest.mark.parametrize(
+    ("applications", "reason"),
+    [
+        ({}, "Serve has no such application"),
+        ({"other": None}, "Serve has no such application"),
+        (application(ApplicationStatus.DEPLOYING), "the application is DEPLOYING"),
+        (application(ApplicationStatus.DELETING, Ingress=None), "the application is DELETING"),
+        (
+            application(ApplicationStatus.DEPLOY_FAILED, TRACEBACK),
+            "the application is DEPLOY_FAILED: SettingsError: settings: 'max_num_seq' is not a setting",
+        ),
+    ],
+)
+async def test_without_a_deployment_the_reason_is_that_of_the_application(
+    applications: dict[str, Any], reason: str, scales_to_zero: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve shows no deployment while it builds a configuration. It starts no replica for a request then."""
+    serve_applications(monkeypatch, applications)
+    with pytest.raises(NotReady, match=f"^no replica can generate: {re.escape(reason)}$") as caught:
+        await backend(Handle(), scales_to_zero=scales_to_zero).statuses()
+    assert (caught.value.code, caught.value.retry_after) == ("not_ready", 5.0)
+
+
+def hang() -> None:
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    "failure", [RayActorError(), GetTimeoutError(), RayServeException("gone"), ValueError("unknown status"), hang]
+)
+async def test_links_that_work_are_enough_while_the_controller_is_away(
+    failure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = Links()
+    lonely = backend(Handle([STATUS], RayServeException("gone")), links=links)
+    monkeypatch.setattr(ray_backend, "_CONTROL_S", 0.05)
+    monkeypatch.setattr(ray_backend.serve, "status", Mock(side_effect=failure))
+    await lonely.statuses()
+    assert [await lonely.statuses() for _ in range(2)] == [[STATUS]] * 2
+    links.reached.clear()
+    with pytest.raises(ControllerAway, match="neither a replica nor Serve's controller responds"):
+        await lonely.statuses()
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])
@@ -139,8 +205,10 @@ async def test_a_service_scaled_to_zero_is_no_failure(
 async def test_the_last_statuses_hold_while_a_replica_hangs() -> None:
     """Serve gives the answers of all replicas or none."""
     links = Links()
-    hanging = backend(Handle([STATUS], TimeoutError(), TimeoutError(), []), links=links)
+    hanging = backend(Handle([STATUS], TimeoutError(), TimeoutError(), TimeoutError(), []), links=links)
     assert [await hanging.statuses() for _ in range(3)] == [[STATUS]] * 3
+    links.reached.clear()
+    assert await hanging.statuses() == [replace(STATUS, reachable=False)]
     assert len(links.updates) == 1  # an address of the last statuses may be another program's by now
     with pytest.raises(NotReady, match="gone"):
         await hanging.statuses()
@@ -205,5 +273,6 @@ async def test_all_ingresses_get_the_weights_and_a_hanging_one_is_not_waited_for
 def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
     """Those of another deployment, which an update brings, count for themselves."""
     versions = ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
-    card = serving([Status("r", None, replace(CARD, weights=Weights(*version))) for version in versions])
+    cards = [replace(CARD, weights=Weights(*version)) for version in versions]
+    card = serving([Status(f"r{number}", None, card) for number, card in enumerate(cards)])
     assert (card.weights, card.slots, card.num_outdated) == (Weights(2, "b", "m"), 3, 1)

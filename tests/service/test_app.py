@@ -40,16 +40,48 @@ def test_the_serve_config_is_valid_and_names_this_application():
     assert bound._bound_deployment.name == "Ingress"
 
 
+ONE, OTHERS = "SERVE_REPLICA::mrp#Generator#a1", "SERVE_REPLICA::mrp#Ingress#a2"
+
+
 @pytest.mark.parametrize(
-    ("replicas", "cpus", "surge"), [(1, 1, True), (1, 4, True), (2, 2, False), (2, 3, True), (3, None, True)]
+    ("args", "nodes", "running", "surge"),
+    [
+        # each node: CPUs, GPUs, and those that are free
+        ({}, [(1, 0, 0, 0)], 1, False),  # one slot: the update would never end
+        ({}, [(2, 0, 1, 0)], 1, True),
+        ({}, [(2, 0, 0, 0)], 1, False),  # the other slot is another program's
+        ({"num_replicas": 2}, [(2, 0, 1, 0)], 1, False),  # one is added, and both slots are needed then
+        ({"num_replicas": 2}, [(3, 0, 2, 0)], 1, True),
+        ({"num_replicas": 1}, [(2, 0, 0, 0)], 2, True),  # one of two stops at once
+        ({"num_replicas": 1}, [(1, 0, 0, 0)], 2, False),  # the second one waits for a slot
+        ({"num_replicas": 3}, [(4, 0, 4, 0)], 0, True),  # the first deployment
+        ({"max_replicas": 4}, [(4, 0, 3, 0)], 1, True),
+        ({"max_replicas": 4}, [(4, 0, 0, 0)], 4, False),  # four run, though one would do
+        ({"num_replicas": 0, "max_replicas": 4}, [(1, 0, 1, 0)], 0, True),
+        ({"device": "cuda"}, [(0, 0, 0, 0), (8, 1, 7, 0)], 1, False),
+        ({"device": "cuda"}, [(0, 0, 0, 0), (8, 1, 7, 0), (8, 1, 8, 1)], 1, True),
+        ({"device": "cuda"}, [(8, 2, 0, 1)], 1, False),  # no CPU is left beside the free GPU
+        ({"device": "cuda", "tensor_parallel_size": 2}, [(8, 3, 6, 1), (8, 1, 8, 1)], 1, False),  # two halves
+        ({"device": "cuda", "tensor_parallel_size": 2}, [(8, 2, 6, 0), (8, 2, 8, 2)], 1, True),
+    ],
 )
-def test_an_update_starts_new_replicas_first_where_there_is_room_or_but_one(monkeypatch, replicas, cpus, surge):
-    monkeypatch.setattr(app.ray, "is_initialized", lambda: cpus is not None)
-    monkeypatch.setattr(app.ray, "cluster_resources", lambda: {"CPU": cpus})
-    ingress = app.build(Settings(device="cpu", num_replicas=replicas))._bound_deployment
+def test_an_update_starts_new_replicas_first_where_there_is_room(monkeypatch, args, nodes, running, surge):
+    monkeypatch.setattr(app.ray, "is_initialized", lambda: True)
+    totals = {number: {"CPU": float(cpus), "GPU": float(gpus)} for number, (cpus, gpus, _, _) in enumerate(nodes)}
+    free = {number: {"CPU": float(cpus), "GPU": float(gpus)} for number, (*_, cpus, gpus) in enumerate(nodes)}
+    monkeypatch.setattr(app, "total_resources_per_node", lambda: totals)
+    monkeypatch.setattr(app, "available_resources_per_node", lambda: free)
+    names = [{"name": name, "namespace": "serve"} for name in [ONE] * running + [OTHERS]]
+    monkeypatch.setattr(app, "list_named_actors", lambda all_namespaces: names)
+    ingress = app.build(Settings(**{"device": "cpu", **args}))._bound_deployment
     generator = ingress.init_args[1]._bound_deployment
     assert (generator._deployment_config.max_surge_percent > 0) is surge
     assert ingress._deployment_config.max_surge_percent > 0
+
+
+def test_an_update_starts_new_replicas_first_where_no_cluster_is_known():
+    generator = app.build(Settings(device="cpu"))._bound_deployment.init_args[1]._bound_deployment
+    assert generator._deployment_config.max_surge_percent > 0
 
 
 @pytest.mark.parametrize("ingresses", [1, 3])

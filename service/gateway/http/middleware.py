@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.errors import CountError, error_writer, problem
 from service.api.streams import MEDIA_TYPE, frame
-from service.errors import BodyTooLarge, Forbidden, IngressLost, InvalidRequest
+from service.errors import BodyTooLarge, Forbidden, IngressLost, InvalidRequest, NotReady
 from service.gateway.http.guarded import guard_uvicorn
 
 REQUEST_ID = "x-request-id"
@@ -227,7 +227,7 @@ def proxy_middleware() -> list[Middleware]:
     A proxy calls this before it makes its server, which then has our protocol.
     """
     guard_uvicorn()
-    return [Middleware(with_lost_ingress), Middleware(with_clean_request_id)]
+    return [Middleware(with_lost_ingress), Middleware(with_proxy_health), Middleware(with_clean_request_id)]
 
 
 def with_clean_request_id(app: ASGIApp) -> ASGIApp:
@@ -239,6 +239,35 @@ def with_clean_request_id(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send)
 
     return cleaned
+
+
+def with_proxy_health(app: ASGIApp) -> ASGIApp:
+    """Answers /health with 503 also while the proxy itself is not healthy, by its own /-/healthz.
+
+    A proxy that drains routes requests for some time, then its port closes. One that knows no ingress lets them wait.
+    """
+
+    async def unhealthy(scope: Scope, receive: Receive) -> NotReady | None:
+        messages: list[Message] = []
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
+        path = f"{scope.get('root_path', '')}/-/healthz"
+        await app({**scope, "method": "GET", "path": path, "raw_path": path.encode()}, receive, collect)
+        if messages[0]["status"] == 200:
+            return None
+        reason = b"".join(message.get("body", b"") for message in messages).decode()
+        return NotReady(f"Serve's proxy takes no new requests: {reason}", retry_after=_RETRY_S)
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        answering = app
+        if scope["type"] == "http" and scope["path"].endswith("/health") and (error := await unhealthy(scope, receive)):
+            request_id = Headers(scope=scope).get(REQUEST_ID, "")
+            answering = problem(error, request_id, {REQUEST_ID: request_id})
+        await answering(scope, receive, send)
+
+    return checked
 
 
 def with_lost_ingress(app: ASGIApp) -> ASGIApp:

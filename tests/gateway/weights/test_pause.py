@@ -127,6 +127,7 @@ async def test_a_replica_without_memory_sleeps_on_and_tries_again(steady, steady
         assert error["code"] == "generation_change_failed"
         assert "1 of 2 replicas stay as they were: r1: the device has no memory" in error["message"]
         assert [row["sleep_level"] for row in (await states(steady_http))["replicas"]] == [0, 1]
+        assert (await steady_http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
     await eventually(lambda: steady.replicas[1].status().pause.sleep_level == 0)
     assert (await ask(steady_http, REQUEST))["token_ids"] == answers[FIRST]
 

@@ -184,6 +184,33 @@ async def test_a_restarted_replica_answers_nothing_before_it_has_the_newest_weig
     await eventually(lambda: service.replicas[1].status().card.weights.version == 1)
 
 
+@pytest.mark.parametrize("mend", ["folder", "update"])
+async def test_a_service_is_ready_when_it_has_the_newest_weights(make, tmp_path, third, answers, mend):
+    """Their folder is gone when the replica restarts. It comes back, or a trainer sends the next checkpoint."""
+    service = make(1)
+    folder = other_weights(tmp_path / "step-9", seed=9)
+    async with service.ingress() as http:
+        await update(http, folder)
+        before = await ask_all(http, 1)
+        folder.rename(tmp_path / "away")
+        service.restart(0)
+        error = problem(await http.get("/health"), 503)
+        assert (error["code"], "it has weights of version 0, allowed are 1" in error["message"]) == ("not_ready", True)
+        assert (await page(http))("mrp_replicas_ready") == 0
+        late = problem(await http.post(GENERATE, json={**REQUEST, "timeout_s": 0.1}), 503)
+        assert late["code"] == "weights_behind"
+        waiting = asyncio.ensure_future(ask_all(http, 40))
+        await eventually(lambda: service.ingresses[0].pipeline.in_flight == 40)
+        assert service.ingresses[0].replicas_wanted == 1  # a further replica would be behind, too
+        if mend == "folder":
+            (tmp_path / "away").rename(folder)
+        else:
+            assert (await update(http, third))["version"] == 2
+        assert await waiting == (before if mend == "folder" else [answers[third]]) * 40
+        health = await http.get("/health")
+        assert (health.status_code, health.json()) == (200, {"status": "ok", "replicas_ready": 1})
+
+
 async def test_other_and_later_ingresses_know_the_newest_weights(service, http, other, answers):
     async with service.ingress() as second:
         assert await ask_all(second) == [answers[FIRST]] * 2
