@@ -13,7 +13,7 @@ from service.errors import EngineFailed, MrpServeError, NotReady, ScaledToZero
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import describe, is_scaled_to_zero
+from service.rayserve.serve_state import describe, is_scaled_to_zero, last_line
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class RayBackend:
         self._scales_to_zero = scales_to_zero
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
-        self._last_error = ""
+        self._last_error = self._silence = ""
 
     def note_error(self, error: MrpServeError) -> None:
         if isinstance(error, EngineFailed):
@@ -59,12 +59,15 @@ class RayBackend:
         One replica that hangs blocks the answers of all. Until Serve has removed it, the last statuses are returned.
         """
         try:
-            self._statuses = await _of_all(self._replicas, "status", Status)
+            answers = await _answers(self._replicas, "status")
+            self._statuses = [answer for answer in answers if isinstance(answer, Status)]
+            self._silence = next((_brief(answer) for answer in answers if isinstance(answer, Exception)), "")
             if self._statuses:
                 self._last_error = ""
                 self._statuses = await self._links.update(self._statuses)
         except TimeoutError:
-            _log.warning("a replica does not answer within %s s", _CONTROL_S)
+            self._silence = f"does not answer within {_CONTROL_S:g} s"
+            _log.warning("a replica %s", self._silence)
         if self._statuses:
             return self._statuses
         raise await asyncio.to_thread(self._no_replica)
@@ -74,7 +77,7 @@ class RayBackend:
         deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
         if self._scales_to_zero and is_scaled_to_zero(deployment):
             return ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
-        return NotReady(f"{describe(deployment)}{self._last_error}", retry_after=5.0)
+        return NotReady(f"{describe(deployment, self._silence)}{self._last_error}", retry_after=5.0)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
         try:
@@ -101,12 +104,29 @@ async def _of_all(
     handle: DeploymentHandle[Any], method: str, kind: type[_T], *args: object, timeout_s: float = _CONTROL_S
 ) -> list[_T]:
     """The answers of all replicas of a deployment, dead ones left out. TimeoutError if one does not answer."""
+    answers = await _answers(handle, method, *args, timeout_s=timeout_s)
+    return [answer for answer in answers if isinstance(answer, kind)]
+
+
+async def _answers(
+    handle: DeploymentHandle[Any], method: str, *args: object, timeout_s: float = _CONTROL_S
+) -> list[Any]:
+    """The answer of each replica of a deployment, or its exception. TimeoutError if one does not answer."""
     try:
-        results = await handle.broadcast(method, *args).results_async(timeout_s=timeout_s, return_exceptions=True)
+        answers: list[Any] = await handle.broadcast(method, *args).results_async(
+            timeout_s=timeout_s, return_exceptions=True
+        )
     except (RayServeException, RayError) as error:
         _log.debug("%s of %s: %r", method, handle.deployment_name, error)
-        return []
-    return [result for result in results if isinstance(result, kind)]
+        return [error]
+    return answers
+
+
+def _brief(error: Exception) -> str:
+    """Why a replica did not answer, in one line. Of gRPC's errors the details, which name the address."""
+    details = getattr(error, "details", None)
+    text = details() if callable(details) else last_line(str(error))
+    return f"cannot be asked: {type(error).__name__}: {text}"
 
 
 def _or_before(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:

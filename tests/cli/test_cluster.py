@@ -1,9 +1,8 @@
 """Errors of the start of Ray and Serve, without Ray."""
 
-from contextlib import nullcontext
+from queue import SimpleQueue
 
 import pytest
-import ray
 
 from service.cli import cluster, preflight
 from service.errors import SettingsError
@@ -33,22 +32,18 @@ def test_an_error_of_the_start_is_one_line(
     for variables in ("ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
         monkeypatch.setattr(cluster, variables, {})
     monkeypatch.setattr(preflight, "check_room", lambda _: None)
-    for function in ("_start_ray", "_start_serve"):
-        monkeypatch.setattr(cluster, function, fail if function == f"_start_{part}" else lambda *_: None)
+    for function in ("start_ray", "_start_serve"):
+        monkeypatch.setattr(cluster, function, fail if function.endswith(part) else lambda *_: None)
     with pytest.raises(SettingsError, match=f"^{message}"):
-        cluster.begin(Settings(device="cpu", api_server_count=2))
+        cluster.begin(Settings(device="cpu", api_server_count=2), print)
 
 
-@pytest.mark.parametrize(("slow", "attempts"), [(2, 3), (99, cluster._ATTEMPTS)])
-def test_ray_that_is_slow_to_start_is_started_again(monkeypatch: pytest.MonkeyPatch, slow: int, attempts: int) -> None:
-    tries = []
-
-    def init(**_: object) -> None:
-        tries.append(1)
-        if len(tries) <= slow:
-            raise Exception("The current node timed out during startup. This could happen because …")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(Exception, match="timed out") if slow > attempts else nullcontext():
-        cluster._start_ray(1, talkative=False)
-    assert len(tries) == attempts
+def test_a_part_that_starts_slowly_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_QUIET_S", 0.0)
+    lines: SimpleQueue[str] = SimpleQueue()
+    with cluster._starting("Ray", lines.put):
+        assert lines.get(timeout=30) == "waiting for the processes of Ray …"
+    monkeypatch.setattr(cluster, "_QUIET_S", 1e6)
+    with cluster._starting("Serve", lines.put):
+        pass
+    assert lines.empty()

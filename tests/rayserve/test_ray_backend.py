@@ -74,7 +74,7 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_status(monkeypatch)
-    monkeypatch.setattr(ray_backend, "describe", lambda deployment: "gone")
+    monkeypatch.setattr(ray_backend, "describe", lambda deployment, silence: "gone")
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:

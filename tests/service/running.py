@@ -20,6 +20,12 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-b"
 #: modules that a service's processes do not find
 ABSENT = ROOT / "tests" / "service" / "absent"
+#: variables of proxies that do not answer; a service in whose environment they are has to serve all the same
+DEAD_PROXIES = {
+    name: "http://127.0.0.1:9"
+    for kind in ("http", "https", "all", "grpc")
+    for name in (f"{kind}_proxy", f"{kind}_proxy".upper())
+}
 #: long enough for a machine that is busy with much else
 _START_S, _STOP_S = 600, 180
 
@@ -46,7 +52,12 @@ class Service:
                 [str(word).format(folder=folder) for word in command],
                 cwd=ROOT,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": f"{ABSENT}{os.pathsep}{ROOT}", VARIABLE: str(folder / "pace")},
+                env={
+                    **os.environ,
+                    **DEAD_PROXIES,
+                    "PYTHONPATH": f"{ABSENT}{os.pathsep}{ROOT}",
+                    VARIABLE: str(folder / "pace"),
+                },
             )
         self.loaded_at = -math.inf
         self.url = f"http://127.0.0.1:{self.port}"
