@@ -49,12 +49,13 @@ FROM ${PYTHON_IMAGE} AS runtime
 
 ARG DEVICE=cpu
 
-# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes. gcc: Triton compiles with it what
-# starts its kernels.
+# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes, which ask this container, so by no proxy.
+# gcc: Triton compiles with it what starts its kernels.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends rsync wget \
     && if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi \
+    && echo "use_proxy = off" >> /etc/wgetrc \
     && rm -rf /var/lib/apt/lists/*
 
 # A login shell, which KubeRay and `ray up` start, forgets PATH; profile.d reminds it. Clusters mount the cache, where
@@ -91,6 +92,6 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('MRP_SERVE_PORT', '8000') + '/health', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('MRP_SERVE_PORT', '8000') + '/health', timeout=4)"]
 
 CMD ["mrp-serve", "serve", "--host", "0.0.0.0"]

@@ -6,7 +6,7 @@
 a policy of the whole application. Serve's proxies and controller import this module, so it must not import torch.
 """
 
-from starlette.middleware import Middleware
+from typing import Any
 
 from service.gateway.http import middleware
 from service.rayserve.network import leave_proxies_out
@@ -16,7 +16,7 @@ from service.rayserve.scaling import policy as autoscaling_policy
 __all__ = ["autoscaling_policy", "deployment_autoscaling_policy", "proxy_middleware"]
 
 
-def proxy_middleware() -> list[Middleware]:
-    """Serve calls this in each of its proxies, before the proxy calls an ingress."""
+def proxy_middleware() -> list[Any]:
+    """The middleware of one of Serve's proxies, which calls this before it asks an ingress."""
     leave_proxies_out()
     return middleware.proxy_middleware()

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from service.cli import preflight, private
-from service.cli.ray_start import start_ray
+from service.cli.ray_start import PATIENCE_S, start_ray
 from service.errors import SettingsError
 from service.rayserve.network import leave_proxies_out
 from service.settings.settings import Settings
@@ -38,7 +39,7 @@ ENVIRONMENT = {
 _PROGRAM_ENVIRONMENT = {
     # Serve kills a proxy that does not answer three checks of its start. The default of 5 s per check is too short for
     # a proxy that starts beside replicas on a busy machine.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PATIENCE_S // 3),
     # Ray makes 127.0.0.1 the address of the network card otherwise, and listens there (ray#26293).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_COLOR_PREFIX": "0",  # no colours: the output is often a log
@@ -78,15 +79,19 @@ def _start_serve(settings: Settings, talkative: bool) -> None:
 
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(
-        proxy_location="Disabled" if settings.ingress_listens else "EveryNode",
-        http_options={"host": settings.host, "port": settings.port},
-        logging_config={
+    options: dict[str, Any] = {
+        "proxy_location": "Disabled" if settings.ingress_listens else "EveryNode",
+        "http_options": {"host": settings.host, "port": settings.port},
+        "logging_config": {
             "log_level": settings.log_level.upper(),
             "encoding": settings.log_format.upper(),
             "enable_access_log": False,
         },
-    )
+    }
+    try:
+        serve.start(**options)
+    except TimeoutError:  # Serve runs, and its proxies took more than 60 s; the first answer is waited for anyway
+        serve.start(**options)
 
 
 @contextmanager

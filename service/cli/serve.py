@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from urllib.request import getproxies, proxy_bypass
 
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, guarded, listen, say
@@ -133,7 +134,10 @@ class LogPipe:
 
 
 def _ready(settings: Settings, seconds: float) -> str:
-    url = OwnPort(settings.host, settings.port).url
+    port = OwnPort(settings.host, settings.port)
+    url, curl = port.url, "curl -s"
+    if getproxies().keys() & {"http", "all"} and not proxy_bypass(port.host):
+        curl += " --noproxy '*'"
     body = '{"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}'
     has_keys, local = settings.api_keys or settings.api_keys_file, settings.host in {"localhost", "::1"}
     key, warning = "-H 'Authorization: Bearer KEY' " if has_keys else "", ""
@@ -142,5 +146,5 @@ def _ready(settings: Settings, seconds: float) -> str:
         warning = f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
     return (
         f"{settings.model_name} is served on {url} after {seconds:.0f} s; fields and examples: {url}/docs\n"
-        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
+        f"try: {curl} {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
     )

@@ -1,8 +1,10 @@
 """Errors of the start of Ray and Serve, without Ray."""
 
+from contextlib import nullcontext
 from queue import SimpleQueue
 
 import pytest
+from ray import serve
 
 from service.cli import cluster, preflight
 from service.errors import SettingsError
@@ -36,6 +38,23 @@ def test_an_error_of_the_start_is_one_line(
         monkeypatch.setattr(cluster, function, fail if function.endswith(part) else lambda *_: None)
     with pytest.raises(SettingsError, match=f"^{message}"):
         cluster.begin(Settings(device="cpu", api_server_count=2), print)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_proxies_that_serve_gave_up_waiting_for_are_waited_for(monkeypatch: pytest.MonkeyPatch, slow: int) -> None:
+    """Serve then runs already, and a second call finds it."""
+    starts = []
+
+    def start(**options: object) -> None:
+        starts.append(options)
+        if len(starts) <= slow:
+            raise TimeoutError("HTTP proxies not available after 60s.")
+
+    monkeypatch.setattr(serve, "start", start)
+    with pytest.raises(TimeoutError) if slow > 1 else nullcontext():
+        cluster._start_serve(Settings(device="cpu", api_server_count=2), talkative=True)
+    assert len(starts) == min(slow, 1) + 1
+    assert starts[0] == starts[-1]
 
 
 def test_a_part_that_starts_slowly_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

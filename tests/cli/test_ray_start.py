@@ -96,21 +96,21 @@ def test_a_process_of_ray_that_ends_ends_the_start(
 
 def test_the_raylet_and_its_agents_know_their_ports_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[list[str], str]] = []
-    told: list[dict[str, int]] = []
+    seen_ports: list[dict[str, int]] = []
 
     def init(**_: Any) -> None:
         services.start_raylet("name", runtime_env_agent_port=0, plasma="p")  # type: ignore[call-arg]
         services.start_ray_process(["gcs"], "gcs_server")
 
     def start_raylet(name: str, plasma: str, **ports: int) -> None:
-        told.append(ports)
+        seen_ports.append(ports)
         services.start_ray_process([name, plasma], "raylet")
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(services, "start_raylet", start_raylet)
     monkeypatch.setattr(services, "start_ray_process", lambda *call: commands.append(call))
     ray_start.start_ray(1)
-    [ports] = told
+    [ports] = seen_ports
     assert set(ports) == set(ray_start._PORTS)
     assert len(set(ports.values())) == 4
     flag = f"--dashboard_agent_listen_port={ports['dashboard_agent_listen_port']}"
