@@ -33,6 +33,7 @@ def test_an_error_of_the_start_is_one_line(
 
     for variables in ("ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
         monkeypatch.setattr(cluster, variables, {})
+    monkeypatch.setattr(cluster, "leave_proxies_out", lambda: None)
     monkeypatch.setattr(preflight, "check_room", lambda _: None)
     for function in ("start_ray", "_start_serve"):
         monkeypatch.setattr(cluster, function, fail if function.endswith(part) else lambda *_: None)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,13 +40,15 @@ def free_port() -> int:
 class Service:
     """The running program and its address. `{folder}` in its flags is a folder in which it may write.
 
+    `before`: words before the command.
+
     `pace`: of its replicas, if the module is `tests.service.program`. `loaded_at`: the end of the last load.
     """
 
-    def __init__(self, folder: Path, module: str, *flags: object) -> None:
+    def __init__(self, folder: Path, module: str, *flags: object, before: Sequence[object] = ()) -> None:
         self.port = free_port()
         self.pace, self._stderr = Pace(folder / "pace"), folder / "stderr"
-        command = [sys.executable, "-m", module, "serve", "--model", GOLDEN, "--port", self.port, *flags]
+        command = [sys.executable, "-m", module, *before, "serve", "--model", GOLDEN, "--port", self.port, *flags]
         with self._stderr.open("w") as stderr:  # a file: a pipe that nobody reads would fill up and hold all that logs
             self.process = subprocess.Popen(
                 [str(word).format(folder=folder) for word in command],
