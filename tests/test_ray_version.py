@@ -5,6 +5,7 @@ pyproject.toml allows one minor version. These tests say what to look at before 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -121,6 +122,7 @@ def test_ray_still_starts_by_the_functions_that_make_its_fixed_limits_longer() -
     wait = node.partition("raylet_start_wait_time_s = 30")[2].partition("raise Exception")[0]
     assert "ray._private.services.get_node(" in wait
     assert "except RuntimeError" in wait
+    assert re.search(r"gcs_server_port = wait_for_persisted_port\([^)]*timeout_ms=", node)
     assert "ray._private.services.start_raylet(" in node
     for port in ray_start._PORTS:
         assert f"{port}=self._ray_params.{port}" in node

@@ -32,6 +32,8 @@ LIMITS = {
 _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _OBJECT_STORE_BYTES = 200 * 2**20
 _POLL_S = 0.1
+#: milliseconds of one wait for the port of Ray's GCS
+_PART_MS = 1000
 
 
 def start_ray(num_cpus: int | None, talkative: bool = False) -> None:
@@ -40,8 +42,10 @@ def start_ray(num_cpus: int | None, talkative: bool = False) -> None:
         os.environ.setdefault(name, value)
     import ray
 
-    services, ports = import_module("ray._private.services"), {name: _reserved_port() for name in _PORTS}
+    node, services = (import_module(f"ray._private.{name}") for name in ("node", "services"))
+    ports = {name: _reserved_port() for name in _PORTS}
     with (
+        _replaced(node, "wait_for_persisted_port", _patient_in_parts),
         _replaced(services, "get_node", _patient),
         _replaced(services, "start_raylet", partial(_with_ports, ports)),
         _replaced(services, "start_ray_process", partial(_with_flag, ports)),
@@ -67,14 +71,14 @@ def _replaced(module: Any, name: str, replace: Callable[[Any], Any]) -> Iterator
         setattr(module, name, original)
 
 
-def _patient(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """Waits for a node. Ray calls `get_node` again and again, for 30 s, while it raises RuntimeError."""
+def _patient(look: Callable[..., Any]) -> Callable[..., Any]:
+    """Waits for what a function of Ray looks for. It raises RuntimeError until there is something."""
 
-    def get_node_later(address: str, node: str) -> Any:
+    def wait(*arguments: Any, **options: Any) -> Any:
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return get_node(address, node)
+                return look(*arguments, **options)
             except RuntimeError:
                 if ended := _ended():
                     raise SettingsError(f"{ended} has ended") from None
@@ -82,7 +86,12 @@ def _patient(get_node: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
                     raise
             time.sleep(_POLL_S)
 
-    return get_node_later
+    return wait
+
+
+def _patient_in_parts(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """As `_patient`, for a function that itself waits for long and does not see that a process has ended."""
+    return _patient(lambda *arguments, **options: wait(*arguments, **options | {"timeout_ms": _PART_MS}))
 
 
 def _ended() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import services
+from ray._private import node, services
 
 from service.cli import ray_start
 from service.errors import SettingsError
@@ -92,6 +92,23 @@ def test_a_process_of_ray_that_ends_ends_the_start(
     with pytest.raises(SettingsError, match=ended.replace("(", r"\(").replace(")", r"\)")):
         ray_start.start_ray(1)
     assert slow_clock() == 0
+
+
+def test_the_port_of_the_gcs_is_waited_for_in_parts(monkeypatch: pytest.MonkeyPatch, slow_clock: Clock) -> None:
+    waits: list[int] = []
+
+    def wait_for_port(folder: str, timeout_ms: int) -> int:
+        waits.append(timeout_ms)
+        if len(waits) < 40:
+            raise RuntimeError(f"Timed out waiting for file {folder}")
+        return 6379
+
+    found: list[int] = []
+    monkeypatch.setattr(ray, "init", lambda **_: found.append(node.wait_for_persisted_port("f", timeout_ms=600_000)))
+    monkeypatch.setattr(node, "wait_for_persisted_port", wait_for_port)
+    ray_start.start_ray(1)
+    assert found == [6379]
+    assert waits == [ray_start._PART_MS] * 40
 
 
 def test_the_raylet_and_its_agents_know_their_ports_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
