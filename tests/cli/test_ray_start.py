@@ -103,11 +103,11 @@ def test_the_port_of_the_gcs_is_waited_for_in_parts(monkeypatch: pytest.MonkeyPa
             raise RuntimeError(f"Timed out waiting for file {folder}")
         return 6379
 
-    found: list[int] = []
-    monkeypatch.setattr(ray, "init", lambda **_: found.append(node.wait_for_persisted_port("f", timeout_ms=600_000)))
+    ports: list[int] = []
+    monkeypatch.setattr(ray, "init", lambda **_: ports.append(node.wait_for_persisted_port("f", timeout_ms=600_000)))
     monkeypatch.setattr(node, "wait_for_persisted_port", wait_for_port)
     ray_start.start_ray(1)
-    assert found == [6379]
+    assert ports == [6379]
     assert waits == [ray_start._PART_MS] * 40
 
 
