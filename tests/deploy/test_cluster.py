@@ -107,4 +107,4 @@ def test_the_files_configs_deploy_one_after_the_other(cluster, tmp_path):
         assert httpx.post(f"{service}/generate", json=body, timeout=60).status_code == 401
         answer = httpx.post(f"{service}/generate", json=body, headers=key, timeout=60)
         assert answer.status_code == 200
-        assert answer.json()["text"].endswith("The answer is 6.")
+        assert answer.json()["text"].endswith("So Tom has 6 apples.")
