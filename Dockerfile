@@ -49,12 +49,13 @@ FROM ${PYTHON_IMAGE} AS runtime
 
 ARG DEVICE=cpu
 
-# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes. gcc: Triton compiles with it what
-# starts its kernels.
+# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes, which ask this container, so by no proxy.
+# gcc: Triton compiles with it what starts its kernels.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends rsync wget \
     && if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi \
+    && echo "use_proxy = off" >> /etc/wgetrc \
     && rm -rf /var/lib/apt/lists/*
 
 # A login shell, which KubeRay and `ray up` start, forgets PATH; profile.d reminds it. Clusters mount the cache, where

@@ -6,8 +6,17 @@
 a policy of the whole application. Serve's proxies and controller import this module, so it must not import torch.
 """
 
-from service.gateway.http.middleware import proxy_middleware
+from typing import Any
+
+from service.gateway.http import middleware
+from service.rayserve.network import leave_proxies_out
 from service.rayserve.scaling import deployment_policy as deployment_autoscaling_policy
 from service.rayserve.scaling import policy as autoscaling_policy
 
 __all__ = ["autoscaling_policy", "deployment_autoscaling_policy", "proxy_middleware"]
+
+
+def proxy_middleware() -> list[Any]:
+    """The middleware of one of Serve's proxies, which calls this before it asks an ingress."""
+    leave_proxies_out()
+    return middleware.proxy_middleware()

@@ -54,11 +54,12 @@ service.rayserve: service.gateway service.ipc service.link service.messages serv
     service.settings service.telemetry service.errors
 service.batch: service.api service.ipc service.messages service.replica service.routing service.settings
     service.constraints.json_text service.errors service.tracebacks
-service.hooks: service.gateway.http.middleware service.rayserve.scaling
+service.hooks: service.gateway.http.middleware service.rayserve.network service.rayserve.scaling
 service.app: service.rayserve service.settings
 service.library: service.constraints service.decode service.engine service.model service.text
 service.cli: service training.cli
-training: service.cli.options service.cli.output service.demo service.model service.text service.errors
+training: service.cli.options service.cli.output service.cli.ray_start service.demo service.model service.text
+    service.errors
 """
 ALLOWED: dict[str, tuple[str, ...]] = {
     part: tuple(modules.split())

@@ -5,6 +5,7 @@ pyproject.toml allows one minor version. These tests say what to look at before 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,13 +17,14 @@ import pytest
 import ray
 from packaging.requirements import Requirement
 from packaging.version import Version
+from ray._private import ray_constants
 from ray.serve._private import deployment_state
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.proxy_request_response import ASGIProxyRequest
 from ray.serve.schema import ApplicationStatus, ReplicaState
 from ray.serve.schema import ServeInstanceDetails as Details
 
-from service.cli import cluster, readiness
+from service.cli import cluster, ray_start, readiness
 from service.rayserve import serve_state
 from service.rayserve.scaling import GENERATOR
 from training import workers
@@ -37,6 +39,10 @@ READ_BY = {
     "RAY_AUTH_MODE": "ray._private.authentication.authentication_token_setup",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "ray._private.ray_constants",
     "RAY_COLOR_PREFIX": "ray._private.worker",
+    "RAY_gcs_server_port_wait_time_s": "ray._private.node",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "ray._private.ray_constants",
+    "RAY_agent_register_timeout_ms": "ray._raylet",
+    "RAY_worker_register_timeout_seconds": "ray._raylet",
     "RAY_worker_niceness": "ray._raylet",
     "RAY_TRAIN_V2_ENABLED": "ray.train.v2._internal.constants",
     "RAY_TRAIN_METRICS_ENABLED": "ray.train.v2._internal.constants",
@@ -58,7 +64,7 @@ def test_one_minor_version_is_allowed() -> None:
     "name",
     sorted(
         name
-        for name in {*cluster.ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *workers._ENVIRONMENT}
+        for name in {*cluster.ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *ray_start.LIMITS, *workers._ENVIRONMENT}
         if name in READ_BY or not name.startswith("RAY_SERVE_")  # those: the next test
     ),
 )
@@ -127,9 +133,22 @@ def test_private_parts_of_ray_serve_are_used_in_one_module() -> None:
     assert users == ["network.py"]
 
 
-def test_ray_still_says_so_when_it_is_slow_to_start() -> None:
-    text = (PACKAGE / "_private" / "node.py").read_text("utf-8")
-    assert cluster._TOO_SLOW in text
+def test_ray_still_starts_by_the_functions_that_make_its_fixed_limits_longer() -> None:
+    """`service/cli/ray_start.py`: the wait for the raylet, and for the ports of its agents."""
+    node, start = ((PACKAGE / "_private" / name).read_text("utf-8") for name in ("node.py", "services.py"))
+    wait = node.partition("raylet_start_wait_time_s = 30")[2].partition("raise Exception")[0]
+    assert "ray._private.services.get_node(" in wait
+    assert "except RuntimeError" in wait
+    assert re.search(r"gcs_server_port = wait_for_persisted_port\([^)]*timeout_ms=", node)
+    assert "ray._private.services.start_raylet(" in node
+    for port in ray_start._PORTS:
+        assert f"{port}=self._ray_params.{port}" in node
+    assert "start_ray_process(\n        command,\n        ray_constants.PROCESS_TYPE_RAYLET," in start
+    assert ray_constants.PROCESS_TYPE_RAYLET == "raylet"
+    command = start.partition("command = [\n        RAYLET_EXECUTABLE")[2].partition("return process_info")[0]
+    assert "dashboard_agent_listen_port" not in command, "Ray passes it on itself now"
+    raylet = PACKAGE / "core" / "src" / "ray" / "raylet" / "raylet"
+    assert b"dashboard_agent_listen_port" in raylet.read_bytes()
 
 
 def test_the_states_are_called_as_they_were() -> None:

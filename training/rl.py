@@ -69,7 +69,7 @@ class Service:
     """The running service. `mode`: the mode of rollouts, with its knobs."""
 
     def __init__(self, url: str, admin_key: str, mode: dict[str, Any], temperature: float) -> None:
-        self._client = httpx.Client(base_url=url, timeout=600)
+        self._client = httpx.Client(base_url=url, timeout=600, trust_env=False)  # no proxy between trainer and service
         self._admin, self._mode, self._temperature = {"Authorization": f"Bearer {admin_key}"}, mode, temperature
         self._threads = ThreadPoolExecutor(_CONCURRENCY)
 

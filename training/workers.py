@@ -23,7 +23,6 @@ _ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
-_OBJECT_STORE_BYTES = 200 * 2**20
 #: restarts of a training after a worker died
 _RESTARTS = 3
 #: file with the error of a worker, for the program that started the training
@@ -70,20 +69,15 @@ def train_together(plan: TrainingConfig, device: str, workers: int, threads: int
 
 
 def _start_ray(workers: int) -> None:
-    import ray
-
+    """Connects to the cluster, or starts Ray here. Ray Train's own actors log at length that there is no dashboard."""
     if os.environ.get("RAY_ADDRESS"):
+        import ray
+
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
-    ray.init(
-        address="local",
-        num_cpus=max(workers + 1, os.cpu_count() or 1),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=False,  # Ray Train's own actors log at length that there is no dashboard
-        logging_level=logging.ERROR,
-    )
+    from service.cli.ray_start import start_ray
+
+    start_ray(max(workers + 1, os.cpu_count() or 1))
 
 
 def work(config: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ def main() -> int:
     if arguments.url:
         return asyncio.run(_measure(arguments))
     try:
-        cluster.begin(_settings(arguments, 0))
+        cluster.begin(_settings(arguments, 0), say)
         cluster.deploy(_settings(arguments, 0), say)
         return asyncio.run(_measure(arguments))
     finally:

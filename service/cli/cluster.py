@@ -10,18 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 from service.cli import preflight, private
+from service.cli.ray_start import PATIENCE_S, start_ray
 from service.errors import SettingsError
+from service.rayserve.network import leave_proxies_out
 from service.settings.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 #: name of the application in Serve
 APPLICATION = "mrp"
-_OBJECT_STORE_BYTES = 200 * 2**20
-#: Ray's message about slow processes: it waits 30 s for them and has no setting for it. So it is started again.
-_TOO_SLOW, _ATTEMPTS = "timed out during startup", 5
+#: seconds after which a part that has not started is told of
+_QUIET_S = 10.0
 
 #: environment variables that Ray and Serve read when they are imported
 ENVIRONMENT = {
@@ -39,25 +39,27 @@ ENVIRONMENT = {
 _PROGRAM_ENVIRONMENT = {
     # Serve kills a proxy that does not answer three checks of its start. The default of 5 s per check is too short for
     # a proxy that starts beside replicas on a busy machine.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PATIENCE_S // 3),
     # Ray makes 127.0.0.1 the address of the network card otherwise, and listens there (ray#26293).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_COLOR_PREFIX": "0",  # no colours: the output is often a log
 }
 
 
-def begin(settings: Settings, num_cpus: int | None = None) -> None:
+def begin(settings: Settings, say: Callable[[str], None], num_cpus: int | None = None) -> None:
     """Starts Ray (with `num_cpus`) and Serve, with its proxy unless an ingress listens itself. Loads no model.
 
+    `say` gets a line on a part that takes long.
     SettingsError if Ray or Serve does not start, or if this machine has no room for the replicas.
     """
+    leave_proxies_out()
     for name, value in (ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
-    with _imported("service.app"), _starting("Ray"):
-        _start_ray(num_cpus, talkative)
+    with _imported("service.app"), _starting("Ray", say):
+        start_ray(num_cpus, talkative)
     preflight.check_room(settings)
-    with _starting("Serve"):
+    with _starting("Serve", say):
         _start_serve(settings, talkative)
 
 
@@ -72,48 +74,32 @@ def _imported(module: str) -> Iterator[None]:
     thread.join()
 
 
-def _start_ray(num_cpus: int | None, talkative: bool) -> None:
-    """Starts Ray, again if its processes have not come up within Ray's 30 s. Earlier ones end with this program."""
-    import ray
-
-    for remaining in reversed(range(_ATTEMPTS)):
-        try:
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                log_to_driver=talkative,
-                logging_level=logging.INFO if talkative else logging.ERROR,
-            )
-        except Exception as error:
-            if not remaining or _TOO_SLOW not in str(error):
-                raise
-            _log.warning("Ray took more than 30 s to start, so it is started again")
-        else:
-            return
-
-
 def _start_serve(settings: Settings, talkative: bool) -> None:
     from ray import serve
 
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(
-        proxy_location="Disabled" if settings.ingress_listens else "EveryNode",
-        http_options={"host": settings.host, "port": settings.port},
-        logging_config={
+    options: dict[str, Any] = {
+        "proxy_location": "Disabled" if settings.ingress_listens else "EveryNode",
+        "http_options": {"host": settings.host, "port": settings.port},
+        "logging_config": {
             "log_level": settings.log_level.upper(),
             "encoding": settings.log_format.upper(),
             "enable_access_log": False,
         },
-    )
+    }
+    try:
+        serve.start(**options)
+    except TimeoutError:  # Serve runs, and its proxies took more than 60 s; the first answer is waited for anyway
+        serve.start(**options)
 
 
 @contextmanager
-def _starting(what: str) -> Iterator[None]:
-    """Turns any error of starting a part into a one-line SettingsError. Ray raises many unrelated types."""
+def _starting(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Tells of a part that starts slowly. Turns any error into a one-line SettingsError: Ray raises unrelated types."""
+    slow = threading.Timer(_QUIET_S, say, [f"waiting for the processes of {what} …"])
+    slow.daemon = True
+    slow.start()
     try:
         yield
     except Exception as error:
@@ -122,19 +108,22 @@ def _starting(what: str) -> Iterator[None]:
         text = str(error)
         reason = last_line(text) if raised_at(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
         raise SettingsError(f"{what} did not start: {reason}") from error
+    finally:
+        slow.cancel()
 
 
 def deploy(settings: Settings, say: Callable[[str], None]) -> None:
-    """Deploys the service of the settings, and returns when it serves. `say` gets progress lines.
+    """Deploys the service of the settings, and returns when it answers requests. `say` gets progress lines.
 
     SettingsError, with the failure of a replica, if it cannot serve.
     """
     from ray import serve
 
     from service.app import build_one_machine
-    from service.cli.readiness import wait_until_running
+    from service.cli.own_port import OwnPort
+    from service.cli.readiness import wait_until_ready
 
     target = serve.RunTarget(build_one_machine(settings), name=APPLICATION, route_prefix="/")
-    with _starting("Serve"):
+    with _starting("Serve", say):
         serve.run_many([target], wait_for_applications_running=False)
-    wait_until_running(APPLICATION, say)
+    wait_until_ready(APPLICATION, OwnPort(settings.host, settings.port), say)

@@ -4,6 +4,7 @@ import resource
 from pathlib import Path
 
 from service.cli import private
+from service.cli.own_port import in_url
 from service.errors import SettingsError
 from service.gateway.http.sockets import bind, max_connections
 from service.model.files import pinned
@@ -108,8 +109,3 @@ def _check_checkpoint(settings: Settings) -> Path:
     check_weights(folder)
     check_tokenizer(folder)
     return folder
-
-
-def in_url(host: str) -> str:
-    """An address as it stands before a port: IPv6 in brackets."""
-    return f"[{host}]" if ":" in host else host

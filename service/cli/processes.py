@@ -13,6 +13,8 @@ from contextlib import suppress
 
 import psutil
 
+from service.cli.own_port import OwnPort
+
 _POLL_S = 0.02
 #: seconds between two looks at the processes, and between two questions to the ingress; a question may take as long
 _LOOK_S, _ASK_S = 0.5, 2.0
@@ -95,9 +97,8 @@ class ProcessWatch(threading.Thread):
 class IngressWatch(threading.Thread):
     """Kills the process that listens on the port once it has been silent for too long. `say` gets a line before."""
 
-    def __init__(self, host: str, port: int, say: Callable[[str], None]) -> None:
+    def __init__(self, port: OwnPort, say: Callable[[str], None]) -> None:
         super().__init__(name="silence", daemon=True)
-        self._host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where to ask
         self._port, self._say = port, say
 
     def run(self) -> None:
@@ -110,7 +111,7 @@ class IngressWatch(threading.Thread):
                     self._wait_or_kill(since)
 
     def _wait_or_kill(self, since: float) -> None:
-        ingress = listener(self._port, of_session(os.getsid(0)))
+        ingress = listener(self._port.port, of_session(os.getsid(0)))
         first = ingress and ingress.cpu_times()
         while ingress and not self._answers():
             silent = time.monotonic() - since
@@ -121,14 +122,10 @@ class IngressWatch(threading.Thread):
 
     def _answers(self) -> bool:
         """False if nothing comes in time. Any other trouble of a connection means that the port has no process."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_ASK_S)
         try:
-            connection.request("GET", "/live")
-            connection.getresponse().read()
+            self._port.get("/live", _ASK_S)
         except TimeoutError:
             return False
         except (OSError, http.client.HTTPException):
-            return True
-        finally:
-            connection.close()
+            pass
         return True

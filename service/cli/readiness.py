@@ -1,4 +1,7 @@
-"""Waits until an application serves. Reports changes of its status, and raises an error if it cannot serve."""
+"""Waits until a service answers requests. Reports changes of its state, and raises an error if it cannot serve.
+
+Serve's word that its replicas run is not enough: GET /health at the service's own port must be 200.
+"""
 
 import re
 import time
@@ -7,6 +10,7 @@ from typing import Any
 
 from ray import serve
 
+from service.cli.own_port import OwnPort
 from service.errors import SettingsError
 from service.rayserve.scaling import GENERATOR
 from service.rayserve.serve_state import counted, last_line, raised_at
@@ -19,6 +23,8 @@ Say = Callable[[str], None]
 _POLL_S = 0.5
 #: seconds without a line after which a status without a failure is reported
 _QUIET_S = 10.0
+#: seconds that a service whose replicas run may take to answer before this is reported, and between two such lines
+_ANSWER_S = 3.0
 #: our errors that every further try would repeat, since the checkpoint or setting stays the same
 _OURS = ("CheckpointError", "SettingsError")
 #: Serve's messages about further and failed tries
@@ -26,12 +32,18 @@ _LEFT = re.compile(r"Retrying (\d+) more time")
 _IN_VAIN = re.compile(r"failed to start (\d+) times in a row")
 
 
-def wait_until_running(application: str, say: Say) -> None:
-    """Returns when the application serves. SettingsError, with the failure of a replica, if it cannot."""
+def wait_until_ready(application: str, port: OwnPort, say: Say) -> None:
+    """Returns when the application answers at its port. SettingsError, with the failure of a replica, if it cannot."""
     news = News(say, time.monotonic)
-    while (seen := serve.status().applications[application]).status != "RUNNING":
+    while True:
+        seen = serve.status().applications[application]
         refuse(seen)
-        news.look(seen.deployments)
+        if seen.status != "RUNNING":
+            news.look(seen.deployments)
+        elif reason := port.unhealthy():
+            news.runs_without_answer(reason)
+        else:
+            return
         time.sleep(_POLL_S)
 
 
@@ -53,6 +65,7 @@ class News:
         self._say, self._clock = say, clock
         self._report = ("", "")
         self._said_at = clock()
+        self._runs_since: float | None = None
 
     def look(self, deployments: Mapping[str, Any]) -> None:
         waiting = [item for item in deployments.items() if item[1].status != "HEALTHY"]
@@ -69,6 +82,15 @@ class News:
             self._report, self._said_at = report, self._clock()
             which = "" if name == GENERATOR else f"{name}: "
             self._say(f"{which}{count}{f': {failure}' if failure else ''}")
+
+    def runs_without_answer(self, reason: str) -> None:
+        """Reports why a service whose replicas run does not answer, and changes, after a short while."""
+        now = self._clock()
+        if self._runs_since is None:
+            self._runs_since = now
+        if reason != self._report[1] and now - max(self._runs_since, self._said_at) >= _ANSWER_S:
+            self._report, self._said_at = ("", reason), now
+            self._say(f"waiting for the first answer: {reason}")
 
 
 def _failure(message: str) -> str:

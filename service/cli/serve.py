@@ -12,16 +12,18 @@ import time
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from urllib.request import getproxies, proxy_bypass
 
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, guarded, listen, say
 from service.cli.options import with_settings
+from service.cli.own_port import OwnPort, in_url
 from service.cli.processes import IngressWatch, ProcessWatch, needed
 from service.settings.settings import LOG_PIPE, Settings
 
 #: seconds that the end may take beyond draining
 _END_S = 15.0
-#: seconds until the program has noticed that requests are taken
+#: seconds until the program has noticed that requests are answered
 _READY_S = 1.0
 #: seconds for requests in progress, and for all of the end, when Ray cannot go on
 _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
@@ -50,7 +52,7 @@ def _serve(settings: Settings, started: float, folder: Path, orders: socket.sock
     end = _End(folder, settings.drain_timeout_s)
     listen(orders, end.stop)
     with LogPipe(folder):
-        cluster.begin(settings)
+        cluster.begin(settings, say)
         ProcessWatch(needed(os.getsid(0)), end.lost).start()
         cluster.deploy(settings, say)
         return asyncio.run(_until(end, settings, started))
@@ -61,7 +63,7 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
     end.serving.set()
     await draining.prepare()
     if settings.ingress_listens:
-        IngressWatch(settings.host, settings.port, say).start()
+        IngressWatch(OwnPort(settings.host, settings.port), say).start()
     say(_ready(settings, time.monotonic() - started))
     status = await asyncio.to_thread(end.wait)
     timeout_s = settings.drain_timeout_s if status == Exit.ENDED else min(settings.drain_timeout_s, _LOST_DRAIN_S)
@@ -132,15 +134,17 @@ class LogPipe:
 
 
 def _ready(settings: Settings, seconds: float) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - where to ask
-    url = f"http://{preflight.in_url(host)}:{settings.port}"
+    port = OwnPort(settings.host, settings.port)
+    url, curl = port.url, "curl -s"
+    if getproxies().keys() & {"http", "all"} and not proxy_bypass(port.host):
+        curl += " --noproxy '*'"
     body = '{"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}]}'
     has_keys, local = settings.api_keys or settings.api_keys_file, settings.host in {"localhost", "::1"}
     key, warning = "-H 'Authorization: Bearer KEY' " if has_keys else "", ""
     if not (has_keys or local or settings.host.startswith("127.")):
-        address = f"{preflight.in_url(settings.host)}:{settings.port}"
+        address = f"{in_url(settings.host)}:{settings.port}"
         warning = f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
     return (
         f"{settings.model_name} is served on {url} after {seconds:.0f} s; fields and examples: {url}/docs\n"
-        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
+        f"try: {curl} {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
     )

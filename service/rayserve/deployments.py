@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.network import keep_serve_on_loopback
+from service.rayserve.network import keep_serve_on_loopback, leave_proxies_out
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import RoutingReason
 from service.settings.settings import Settings
@@ -113,6 +113,7 @@ class IngressDeployment:
         self, settings: Settings, generator: DeploymentHandle[Any], listens: bool = False
     ) -> None:
         """`listens`: the ingress takes connections itself, on `host` and `port`. Otherwise Serve's proxies do."""
+        leave_proxies_out()
         keep_serve_on_loopback(ray.util.get_node_ip_address())
         from service.gateway.http.listener import Listener
         from service.gateway.ingress import Ingress

@@ -1,7 +1,10 @@
-"""The network of a service's processes: TLS of the links, and the address of Serve's own port.
+"""The network of a service's processes: TLS of the links, no proxies for gRPC, and the address of Serve's own port.
 
 Links use the certificates that Ray itself uses: `RAY_USE_TLS` and the three `RAY_TLS_…` variables. Both ends check that
 the cluster's authority has signed the other's. A replica proves by its secret who it is (`link/protocol.py`).
+
+`leave_proxies_out` is called by every process that asks others by Serve's gRPC. Serve's channels obey the variables of
+proxies, as Ray's own do not. Downloads from the hub and traces still go through the proxies that the variables name.
 
 `keep_serve_on_loopback` is the only use of a private part of Ray Serve, which opens a gRPC port for every replica on
 all addresses. But `mrp-serve serve` promises that one machine's service listens to others at `host` and `port` only.
@@ -17,7 +20,15 @@ from typing import Any
 from service.errors import SettingsError
 
 _LOOPBACK = "127.0.0.1"
+#: gRPC obeys the first of grpc_proxy, https_proxy and http_proxy that is set, and then a list of addresses with a proxy
+#: of their own. Both are empty, which no client but gRPC reads.
+_NO_PROXIES = {"grpc_proxy": "", "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES": ""}
 _CERTIFICATE, _KEY, _AUTHORITY = "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"
+
+
+def leave_proxies_out() -> None:
+    """Makes gRPC connect this process, and those that it starts, to others directly, whatever proxies are set."""
+    os.environ.update(_NO_PROXIES)
 
 
 def keep_serve_on_loopback(node_address: str) -> None:

@@ -15,7 +15,7 @@ from service.errors import ControllerAway, EngineFailed, MrpServeError, NotReady
 from service.link.requests import ReplicaLinks
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
-from service.rayserve.serve_state import describe, describe_application, is_scaled_to_zero
+from service.rayserve.serve_state import describe, describe_application, is_scaled_to_zero, last_line
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class RayBackend:
         self._scales_to_zero = scales_to_zero
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
-        self._last_error = ""
+        self._last_error = self._silence = ""
         self._reader = ThreadPoolExecutor(1, "serve-status")  # one thread, since a hanging controller keeps it
 
     def note_error(self, error: MrpServeError) -> None:
@@ -63,13 +63,16 @@ class RayBackend:
         So they are while Serve does not answer, either, if there is a link; otherwise ControllerAway.
         """
         try:
-            if answers := await _of_all(self._replicas, "status", Status):
+            answers = await _answers(self._replicas, "status")
+            self._silence = next((_brief(answer) for answer in answers if isinstance(answer, Exception)), "")
+            if statuses := [answer for answer in answers if isinstance(answer, Status)]:
                 self._last_error = ""
-                self._statuses = await self._links.update(answers)
+                self._statuses = await self._links.update(statuses)
                 if self._statuses:
                     return self._statuses
         except TimeoutError:
-            _log.warning("a replica does not answer within %s s", _CONTROL_S)
+            self._silence = f"does not answer within {_CONTROL_S:g} s"
+            _log.warning("a replica %s", self._silence)
             if self._statuses:
                 return self._last_statuses()
         try:
@@ -96,7 +99,7 @@ class RayBackend:
             return NotReady(f"{describe_application(application)}{self._last_error}", retry_after=5.0)
         if self._scales_to_zero and is_scaled_to_zero(deployment):
             return ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
-        return NotReady(f"{describe(deployment)}{self._last_error}", retry_after=5.0)
+        return NotReady(f"{describe(deployment, self._silence)}{self._last_error}", retry_after=5.0)
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
         try:
@@ -123,12 +126,29 @@ async def _of_all(
     handle: DeploymentHandle[Any], method: str, kind: type[_T], *args: object, timeout_s: float = _CONTROL_S
 ) -> list[_T]:
     """The answers of all replicas of a deployment, dead ones left out. TimeoutError if one does not answer."""
+    answers = await _answers(handle, method, *args, timeout_s=timeout_s)
+    return [answer for answer in answers if isinstance(answer, kind)]
+
+
+async def _answers(
+    handle: DeploymentHandle[Any], method: str, *args: object, timeout_s: float = _CONTROL_S
+) -> list[Any]:
+    """The answer of each replica of a deployment, or its exception. TimeoutError if one does not answer."""
     try:
-        results = await handle.broadcast(method, *args).results_async(timeout_s=timeout_s, return_exceptions=True)
+        answers: list[Any] = await handle.broadcast(method, *args).results_async(
+            timeout_s=timeout_s, return_exceptions=True
+        )
     except (RayServeException, RayError) as error:
         _log.debug("%s of %s: %r", method, handle.deployment_name, error)
-        return []
-    return [result for result in results if isinstance(result, kind)]
+        return [error]
+    return answers
+
+
+def _brief(error: Exception) -> str:
+    """Why a replica did not answer, in one line. Of gRPC's errors the details, which name the address."""
+    details = getattr(error, "details", None)
+    text = details() if callable(details) else last_line(str(error))
+    return f"cannot be asked: {type(error).__name__}: {text}"
 
 
 def _or_before(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:

@@ -21,12 +21,15 @@ def is_scaled_to_zero(deployment: Any) -> bool:
     return deployment.status in {"HEALTHY", "UPSCALING", "DOWNSCALING"}
 
 
-def describe(deployment: Any) -> str:
-    """One line on a deployment without an answering replica."""
+def describe(deployment: Any, silence: str = "") -> str:
+    """One line on a deployment without an answering replica. `silence`: why a replica did not answer."""
     state = "given up" if deployment.status == "DEPLOY_FAILED" else "loading"
     failure = last_line(deployment.message)
     failure = ": ".join(part for part in (trouble(), failure) if part)
-    return f"no replica can generate: {state}, {counted(deployment)}{f': {failure}' if failure else ''}"
+    count = counted(deployment)
+    if silence and not count.startswith("0 "):
+        count += f", but one {silence}"
+    return f"no replica can generate: {state}, {count}{f': {failure}' if failure else ''}"
 
 
 def describe_application(application: Any) -> str:

@@ -1,9 +1,10 @@
 """Errors of the start of Ray and Serve, without Ray."""
 
 from contextlib import nullcontext
+from queue import SimpleQueue
 
 import pytest
-import ray
+from ray import serve
 
 from service.cli import cluster, preflight
 from service.errors import SettingsError
@@ -32,23 +33,37 @@ def test_an_error_of_the_start_is_one_line(
 
     for variables in ("ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
         monkeypatch.setattr(cluster, variables, {})
+    monkeypatch.setattr(cluster, "leave_proxies_out", lambda: None)
     monkeypatch.setattr(preflight, "check_room", lambda _: None)
-    for function in ("_start_ray", "_start_serve"):
-        monkeypatch.setattr(cluster, function, fail if function == f"_start_{part}" else lambda *_: None)
+    for function in ("start_ray", "_start_serve"):
+        monkeypatch.setattr(cluster, function, fail if function.endswith(part) else lambda *_: None)
     with pytest.raises(SettingsError, match=f"^{message}"):
-        cluster.begin(Settings(device="cpu", api_server_count=2))
+        cluster.begin(Settings(device="cpu", api_server_count=2), print)
 
 
-@pytest.mark.parametrize(("slow", "attempts"), [(2, 3), (99, cluster._ATTEMPTS)])
-def test_ray_that_is_slow_to_start_is_started_again(monkeypatch: pytest.MonkeyPatch, slow: int, attempts: int) -> None:
-    tries = []
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_proxies_that_serve_gave_up_waiting_for_are_waited_for(monkeypatch: pytest.MonkeyPatch, slow: int) -> None:
+    """Serve then runs already, and a second call finds it."""
+    starts = []
 
-    def init(**_: object) -> None:
-        tries.append(1)
-        if len(tries) <= slow:
-            raise Exception("The current node timed out during startup. This could happen because …")
+    def start(**options: object) -> None:
+        starts.append(options)
+        if len(starts) <= slow:
+            raise TimeoutError("HTTP proxies not available after 60s.")
 
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(Exception, match="timed out") if slow > attempts else nullcontext():
-        cluster._start_ray(1, talkative=False)
-    assert len(tries) == attempts
+    monkeypatch.setattr(serve, "start", start)
+    with pytest.raises(TimeoutError) if slow > 1 else nullcontext():
+        cluster._start_serve(Settings(device="cpu", api_server_count=2), talkative=True)
+    assert len(starts) == min(slow, 1) + 1
+    assert starts[0] == starts[-1]
+
+
+def test_a_part_that_starts_slowly_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_QUIET_S", 0.0)
+    lines: SimpleQueue[str] = SimpleQueue()
+    with cluster._starting("Ray", lines.put):
+        assert lines.get(timeout=30) == "waiting for the processes of Ray …"
+    monkeypatch.setattr(cluster, "_QUIET_S", 1e6)
+    with cluster._starting("Serve", lines.put):
+        pass
+    assert lines.empty()

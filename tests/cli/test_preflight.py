@@ -28,7 +28,7 @@ Run = Callable[..., int]
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(settings: Settings) -> None:
+    def begin(settings: Settings, _: object) -> None:
         pytest.fail("Ray was to be started")
 
     monkeypatch.setattr(cluster, "begin", begin)

@@ -118,12 +118,26 @@ def test_an_application_that_serve_refuses_as_a_whole() -> None:
     )
 
 
-def test_it_waits_until_the_application_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = iter(["DEPLOYING", "DEPLOYING", "RUNNING"])
-    lines: list[str] = []
+def test_it_waits_until_the_application_runs_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, answers = iter(["DEPLOYING", "RUNNING", "DEPLOYING", "RUNNING", "RUNNING"]), iter(["no", "no", ""])
     overview = lambda: SimpleNamespace(applications={"mrp": application(next(states), Generator=UP)})  # noqa: E731
     monkeypatch.setattr(readiness.serve, "status", overview)
     monkeypatch.setattr(readiness, "_POLL_S", 0)
-    readiness.wait_until_running("mrp", lines.append)
-    assert next(states, None) is None
-    assert not lines
+    port: Any = SimpleNamespace(unhealthy=lambda: next(answers))
+    readiness.wait_until_ready("mrp", port, print)
+    assert next(states, None) is next(answers, None) is None
+
+
+def test_why_nothing_is_answered_is_told_after_a_short_while_and_when_it_changes(terminal: Terminal) -> None:
+    terminal.look(12, Generator=deployment({"STARTING": 1}), Ingress=UP)
+    for reason, seconds in (("refused", 2), ("503", 30), ("503", 20), ("refused", 1), ("timeout", 9)):
+        for _ in range(4 * seconds):
+            terminal.news.runs_without_answer(reason)
+            terminal.now += 0.25
+    waiting = "waiting for the first answer:"
+    assert terminal.lines == [
+        (10.0, "0 of 1 replicas run (1 starting)"),
+        (15.0, f"{waiting} 503"),
+        (64.0, f"{waiting} refused"),
+        (67.0, f"{waiting} timeout"),
+    ]

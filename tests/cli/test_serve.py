@@ -38,6 +38,23 @@ def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys)
     assert "secret" not in output
 
 
+@pytest.mark.parametrize(
+    ("proxies", "past"),
+    [
+        ({}, False),
+        ({"http_proxy": "http://127.0.0.1:9"}, True),
+        ({"ALL_PROXY": "http://127.0.0.1:9"}, True),
+        ({"https_proxy": "http://127.0.0.1:9"}, False),
+        ({"http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}, False),
+        ({"http_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"}, True),
+    ],
+)
+def test_the_command_to_try_goes_past_proxies_that_curl_would_ask(monkeypatch, proxies, past):
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    assert ("try: curl -s --noproxy '*' http://" in _ready(Settings(), 3.0)) is past
+
+
 @pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000")])
 def test_an_address_of_ipv6_stands_in_brackets(host, url):
     assert f"is served on {url} after" in _ready(Settings(host=host), 3.0)

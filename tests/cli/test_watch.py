@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from service.cli import processes
+from service.cli.own_port import OwnPort
 from service.cli.processes import listener, of_session
 
 #: answers every request, and says its port
@@ -34,9 +35,8 @@ class FakeProcess:
         self.name, self.ppid, self.cmdline = lambda: name, lambda: parent, lambda: [command or name]
 
 
-def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_needs_its_heads_and_the_raylets_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     session = [
-        FakeProcess(2, "gcs_server", 1),  # of an attempt that was too slow
         FakeProcess(3, "gcs_server", 1),
         FakeProcess(4, "raylet", 1),
         FakeProcess(5, "ray::Dashboard", 4, "ray::DashboardAgent"),
@@ -75,7 +75,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[s
 def test_a_stopped_ingress_is_killed(server: tuple[subprocess.Popen[str], int]) -> None:
     process, port = server
     messages: queue.Queue[str] = queue.Queue()
-    watch = processes.IngressWatch("0.0.0.0", port, messages.put)
+    watch = processes.IngressWatch(OwnPort("0.0.0.0", port), messages.put)
     assert watch._answers()
     os.kill(process.pid, signal.SIGSTOP)
     watch._wait_or_kill(time.monotonic())
@@ -91,7 +91,7 @@ def test_a_busy_ingress_has_more_time(
     ticks = iter(range(1000))
     monkeypatch.setattr(psutil.Process, "cpu_times", lambda _: next(ticks))
     monkeypatch.setattr(processes.IngressWatch, "_answers", lambda _: next(ticks) > 20)
-    processes.IngressWatch("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
+    processes.IngressWatch(OwnPort("127.0.0.1", port), print)._wait_or_kill(time.monotonic() - 10)
     assert process.poll() is None
 
 

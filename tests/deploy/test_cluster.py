@@ -13,7 +13,7 @@ import yaml
 from service.cli import cluster as program
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.kubernetes import build, find
-from tests.service.running import free_port
+from tests.service.running import DEAD_PROXIES, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(420)]
 BIN = Path(sys.executable).parent
@@ -42,6 +42,7 @@ def cluster(tmp_path_factory):
     environment = {
         **os.environ,
         **program.ENVIRONMENT,
+        **DEAD_PROXIES,
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
@@ -89,7 +90,7 @@ def test_the_files_configs_deploy_one_after_the_other(cluster, tmp_path):
         path.write_text(yaml.safe_dump(config))
         done = subprocess.run(
             [BIN / "serve", "deploy", path, "--address", url],
-            env=environment, capture_output=True, text=True, check=False, timeout=60,
+            env={**environment, "no_proxy": "127.0.0.1"}, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         service = f"http://127.0.0.1:{config['http_options']['port']}"
@@ -106,4 +107,4 @@ def test_the_files_configs_deploy_one_after_the_other(cluster, tmp_path):
         assert httpx.post(f"{service}/generate", json=body, timeout=60).status_code == 401
         answer = httpx.post(f"{service}/generate", json=body, headers=key, timeout=60)
         assert answer.status_code == 200
-        assert answer.json()["text"].endswith("The answer is 6.")
+        assert answer.json()["text"].endswith("So Tom has 6 apples.")

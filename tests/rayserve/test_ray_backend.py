@@ -88,7 +88,7 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_status(monkeypatch)
-    monkeypatch.setattr(ray_backend, "describe", lambda deployment: "gone")
+    monkeypatch.setattr(ray_backend, "describe", lambda deployment, silence: "gone")
 
 
 async def test_the_links_get_the_statuses_of_the_replicas_that_answer() -> None:
@@ -179,6 +179,28 @@ async def test_without_a_replica_the_reason_is_that_of_serve(error: Exception, m
     with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
         await backend(Handle(error)).statuses()
     assert caught.value.retry_after
+
+
+@pytest.mark.parametrize(
+    ("answers", "states", "reason"),
+    [
+        (
+            [RuntimeError("no way")],
+            {"RUNNING": 2},
+            "2 of 2 replicas run, but one cannot be asked: RuntimeError: no way",
+        ),
+        (TimeoutError(), {"RUNNING": 1}, "1 of 1 replicas run, but one does not answer within 3 s"),
+        ([RuntimeError("no way")], {"STARTING": 1}, "0 of 1 replicas run (1 starting)"),
+        ([], {"RUNNING": 1}, "1 of 1 replicas run"),
+    ],
+)
+async def test_replicas_that_run_and_do_not_answer_are_told_with_the_reason(
+    answers: list[Any] | Exception, states: dict[str, int], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_status(monkeypatch, replica_states=states, message="", status="HEALTHY")
+    with pytest.raises(NotReady) as caught:
+        await backend(Handle(answers)).statuses()
+    assert caught.value.message == f"no replica can generate: loading, {reason}"
 
 
 @pytest.mark.parametrize(

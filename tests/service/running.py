@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,12 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-b"
 #: modules that a service's processes do not find
 ABSENT = ROOT / "tests" / "service" / "absent"
+#: variables of proxies that do not answer; a service in whose environment they are has to serve all the same
+DEAD_PROXIES = {
+    name: "http://127.0.0.1:9"
+    for kind in ("http", "https", "all", "grpc")
+    for name in (f"{kind}_proxy", f"{kind}_proxy".upper())
+}
 #: long enough for a machine that is busy with much else
 _START_S, _STOP_S = 600, 180
 
@@ -34,19 +40,26 @@ def free_port() -> int:
 class Service:
     """The running program and its address. `{folder}` in its flags is a folder in which it may write.
 
+    `before`: words before the command.
+
     `pace`: of its replicas, if the module is `tests.service.program`. `loaded_at`: the end of the last load.
     """
 
-    def __init__(self, folder: Path, module: str, *flags: object) -> None:
+    def __init__(self, folder: Path, module: str, *flags: object, before: Sequence[object] = ()) -> None:
         self.port = free_port()
         self.pace, self._stderr = Pace(folder / "pace"), folder / "stderr"
-        command = [sys.executable, "-m", module, "serve", "--model", GOLDEN, "--port", self.port, *flags]
+        command = [sys.executable, "-m", module, *before, "serve", "--model", GOLDEN, "--port", self.port, *flags]
         with self._stderr.open("w") as stderr:  # a file: a pipe that nobody reads would fill up and hold all that logs
             self.process = subprocess.Popen(
                 [str(word).format(folder=folder) for word in command],
                 cwd=ROOT,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": f"{ABSENT}{os.pathsep}{ROOT}", VARIABLE: str(folder / "pace")},
+                env={
+                    **os.environ,
+                    **DEAD_PROXIES,
+                    "PYTHONPATH": f"{ABSENT}{os.pathsep}{ROOT}",
+                    VARIABLE: str(folder / "pace"),
+                },
             )
         self.loaded_at = -math.inf
         self.url = f"http://127.0.0.1:{self.port}"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,7 +13,7 @@ from service.decode.modes import MODES
 from service.telemetry.metrics import METRICS
 from tests.service.processes import command, descendants
 from tests.service.reading import events, eventually
-from tests.service.running import GOLDEN
+from tests.service.running import DEAD_PROXIES, GOLDEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 CASES = json.loads((GOLDEN / "expected.json").read_text())
@@ -23,6 +24,14 @@ def body(case, **more):
     knobs = {knob: case[knob] for knob in KNOBS if knob in case}
     fields = {key: case[key] for key in ("mode", "prompt_token_ids", "max_new_tokens", "temperature")}
     return {**fields, **knobs, "stop_token_ids": [510], **more}
+
+
+def test_proxies_of_the_environment_do_not_come_between_the_processes(service, client):
+    """Each of them may lead nowhere (`DEAD_PROXIES`). So it is in all tests of a running service."""
+    environment = Path(f"/proc/{service.process.pid}/environ").read_bytes().split(b"\0")
+    assert {f"{name}={value}".encode() for name, value in DEAD_PROXIES.items()} <= set(environment)
+    assert client.get("/health").json()["replicas_ready"] == 1
+    assert client.post("/generate", json=body(CASES[0])).json()["token_ids"] == CASES[0]["token_ids"]
 
 
 def test_all_golden_decodes_at_once(client):
