@@ -22,6 +22,8 @@ from service.gateway.http.heads import MAX_HEAD, refusal_of, without_chunks, wri
 from service.gateway.http.output import Output, Outputs
 from service.gateway.http.sockets import max_connections
 
+#: bytes that are read at once
+_PIECE: Final = 2048
 #: seconds for a whole head, from the connection or its first byte on
 HEAD_S: Final = 10.0
 #: seconds without a byte of a body
@@ -55,9 +57,10 @@ _CODES: Final = {
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. `since`: when it began to wait for its client, later by the time that a body has earned.
 
-    `_unread`: bytes since the last end of a head or part of a body. `_last_byte`: when the last byte came. `_extra`:
-    whether there are too many connections. `_running`: the first request without a whole answer; `cycle` is the last
-    one whose head has come. `_held`: a request that waits for the client to read earlier answers.
+    `_input`: bytes that wait behind a request in work. `_unread`: bytes since the last end of a head or part of a body.
+    `_last_byte`: when the last byte came. `_extra`: whether there are too many connections. `_running`: the first
+    request without a whole answer; `cycle` is the last one whose head has come. `_held`: a request that waits for the
+    client to read earlier answers.
     """
 
     _output: Output
@@ -73,7 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._outputs: Outputs = vars(server_state).setdefault("outputs", Outputs())  # of all connections
-        self._unread = 0
+        self._input, self._unread = bytearray(), 0
         self._refused = self._extra = self._half_closed = False
         self._refusal = (400, "this is no HTTP/1.1 request")
         self._last_words: tuple[int, str] | None = None
@@ -95,17 +98,24 @@ class GuardedProtocol(HttpToolsProtocol):
         self._last_byte = self.loop.time()
         if self.timeout_keep_alive_task is not None:  # the connection was idle
             self.since = self._last_byte
-        while data and not self._refused and not self.transport.is_closing():
-            if (room := MAX_HEAD - self._unread) <= 0:
-                self._refuse(431, f"the head has more than {MAX_HEAD} bytes")
-            else:
-                piece, data = data[:room], data[room:]
-                self._unread += len(piece)
-                self._feed(piece)
         if self._refused:  # takes further bytes within a limit: else the system would take the refusal back
             self._unread += len(data)
             if self._unread > _DROPPED:
                 self._output.close_now()
+        else:
+            self._input += data
+            self._read_input()
+
+    def _read_input(self) -> None:
+        """Reads requests, until one waits for the answer to another: a head that is read takes 50 times its bytes."""
+        while self._input and not (self.pipeline or self._refused or self.transport.is_closing()):
+            if (room := MAX_HEAD - self._unread) <= 0:
+                self._refuse(431, f"the head has more than {MAX_HEAD} bytes")
+                break
+            piece = bytes(self._input[: min(room, _PIECE)])
+            del self._input[: len(piece)]
+            self._unread += len(piece)
+            self._feed(piece)
 
     def _feed(self, data: bytes) -> None:
         """Gives the parser data. A request that asks for another protocol is read as if it did not, which HTTP allows.
@@ -180,11 +190,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.since = self.loop.time()
         super().on_response_complete()
-        if self._running is not None and self._running.response_complete:  # no other request waits
-            if self._last_words is not None:
-                self._refuse(*self._last_words)
-            elif self._half_closed:
-                self.transport.close()
+        self._read_input()
+        if self._owes_answer:
+            return
+        if self._last_words is not None:
+            self._refuse(*self._last_words)
+        elif self._half_closed:  # there is no further request, or it is not whole
+            self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio's
         """A client that sends no more gets the answers to its whole requests. Any other connection ends."""
@@ -233,7 +245,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _drop_incomplete(self) -> None:
         """Leaves alone a request that does not come whole, behind one that is being answered."""
-        if self.pipeline and self.cycle.more_body:
+        if self.pipeline and self.cycle.more_body and not self._input:
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else cast(RequestResponseCycle, self._running)
 
@@ -258,6 +270,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Ends the connection, with an answer unless one has begun. Further bytes of the client are dropped."""
         if self._owes_answer:  # to an earlier request
+            self._input.clear()
             self._drop_incomplete()
             self._refused, self._last_words = True, (status, message)
             return

@@ -18,7 +18,7 @@ from typing import Any, Final
 #: bytes of a connection that the kernel takes before it can send them
 _UNSENT: Final = 64 * 1024
 #: bytes that wait for all clients of a server together
-MOST_BYTES: Final = 64 * 1024 * 1024
+MOST_BYTES = 64 * 1024 * 1024
 #: a client to which bytes wait takes them, or at least LEAST_BYTES, in LIMIT_S seconds
 LIMIT_S = 60.0
 LEAST_BYTES: Final = 16 * 1024
@@ -121,8 +121,7 @@ class Output:
 class Outputs:
     """The connections of one server to whose clients bytes wait."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most = most_bytes
+    def __init__(self) -> None:
         self._outputs: set[Output] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -142,7 +141,7 @@ class Outputs:
         now = asyncio.get_running_loop().time()
         sizes = {output: size for output in self._outputs if (size := output.poll(now))}
         self._outputs, self._timer = set(sizes), None
-        excess = sum(sizes.values()) - self._most
+        excess = sum(sizes.values()) - MOST_BYTES
         for output in sorted(filter(lambda output: output.is_slow(now), sizes), key=lambda output: output.since):
             if excess <= 0:
                 break
