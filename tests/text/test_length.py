@@ -111,9 +111,8 @@ PARTS = st.tuples(st.sampled_from(WRITTEN + SHORTENED), st.sampled_from([1, 2, 3
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(PARTS, min_size=1, max_size=12).map("".join), st.sampled_from(CODECS), st.booleans())
-def test_a_text_that_fits_is_never_refused(text, codec, chat):
+def assert_fits(codec: TextCodec, text: str, *, chat: bool = False) -> None:
+    """The codec takes the text if so many tokens are allowed as it has."""
     encode = codec.encode_message if chat else codec.encode
     codec._most_tokens = None
     ids = encode(text)
@@ -122,6 +121,18 @@ def test_a_text_that_fits_is_never_refused(text, codec, chat):
         patch.setattr(codec_module, "_PIECE", 512)
         patch.setattr(codec_module, "_CUT", 256)
         assert encode(text) == ids
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PARTS, min_size=1, max_size=8).map("".join), st.sampled_from(CODECS), st.booleans())
+def test_a_text_that_fits_is_never_refused(text, codec, chat):
+    assert_fits(codec, text, chat=chat)
+
+
+@pytest.mark.parametrize("part", [*WRITTEN, *SHORTENED])
+def test_a_part_that_takes_few_tokens_is_never_refused(part):
+    for codec in CODECS:
+        assert_fits(codec, part * 300)
 
 
 @pytest.mark.parametrize(("make", "most"), TOKENIZERS)
