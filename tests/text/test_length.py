@@ -22,10 +22,10 @@ LONG = "<|" + "long" * 30 + "|>"
 
 
 def bpe(tokens: list[str], **options: Any) -> Tokenizer:
-    """BPE of these tokens, and of those that merges make: `aa`, `aaaa`, `aaaaaaaa`."""
-    made = ["a" * 2**power for power in range(4)]
-    vocabulary = {token: index for index, token in enumerate(dict.fromkeys([*tokens, *made]))}
-    return Tokenizer(models.BPE(vocabulary, [(half, half) for half in made[:-1]], **options))
+    """BPE of these tokens, and of those that merges make: `aa`, `aaaa`, `aaaaaaaa`, and the same of `K`."""
+    made = {letter: [letter * 2**power for power in range(4)] for letter in "aK"}
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys([*tokens, *made["a"], *made["K"]]))}
+    return Tokenizer(models.BPE(vocabulary, [(half, half) for row in made.values() for half in row[:-1]], **options))
 
 
 def byte_level(**parts: Any) -> Tokenizer:
@@ -105,8 +105,17 @@ WRITTEN = [
     "  <|end|>",
     LONG,
 ]
-SHORTENED = ["e\u0301", "\u212a", "ﬁ", "\ufdfa", "\u1112\u1161\u11ab", "\U0001d6ca\u0308\u0301", "\u1fbe\u0308\u0301"]
-PARTS = st.tuples(st.sampled_from(WRITTEN + SHORTENED), st.sampled_from([1, 2, 300])).map(
+SHORTENED = [
+    "\U0001d41a",
+    "e\u0301",
+    "\u212a",
+    "ﬁ",
+    "\ufdfa",
+    "\u1112\u1161\u11ab",
+    "\U0001d6ca\u0308\u0301",
+    "\u1fbe\u0308\u0301",
+]
+PARTS = st.tuples(st.sampled_from(WRITTEN + SHORTENED), st.sampled_from([1, 2, 100])).map(
     lambda part: part[0] * part[1]
 )
 
@@ -123,16 +132,16 @@ def assert_fits(codec: TextCodec, text: str, *, chat: bool = False) -> None:
         assert encode(text) == ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(PARTS, min_size=1, max_size=8).map("".join), st.sampled_from(CODECS), st.booleans())
 def test_a_text_that_fits_is_never_refused(text, codec, chat):
     assert_fits(codec, text, chat=chat)
 
 
-@pytest.mark.parametrize("part", [*WRITTEN, *SHORTENED])
+@pytest.mark.parametrize("part", [*SHORTENED, " ", "a"])
 def test_a_part_that_takes_few_tokens_is_never_refused(part):
     for codec in CODECS:
-        assert_fits(codec, part * 300)
+        assert_fits(codec, part * 64)
 
 
 @pytest.mark.parametrize(("make", "most"), TOKENIZERS)
