@@ -66,7 +66,7 @@ async def test_a_prompt_that_cannot_fit_is_not_encoded(demo, path, body, param):
     async with over(demo, served_model_name="demo") as http:
         error = await refused(http, path, body)
     assert error["param"] == param
-    longest = demo._codec._token_length.most  # type: ignore[union-attr]
+    longest = demo._codec._token_length.most
     assert f"1024 tokens stand for at most 1024 x {longest} bytes" in error["message"]
 
 

@@ -185,8 +185,13 @@ class TestTexts:
 
     def test_one_of_short_tokens_is_encoded_in_part(self, codec, monkeypatch):
         monkeypatch.setattr(codec, "_token_length", None)
-        pieces = []
-        monkeypatch.setattr(codec, "_ids", lambda text: pieces.append(text) or [1] * len(text))
+        pieces = list[str]()
+
+        def encoded(text: str) -> list[int]:
+            pieces.append(text)
+            return [1] * len(text)
+
+        monkeypatch.setattr(codec, "_ids", encoded)
         with pytest.raises(PromptTooLong, match="prompt has more than 16 tokens"):
             codec.encode("1" * 10**6)
         assert sum(map(len, pieces)) < 40_000
