@@ -109,7 +109,7 @@ def _without_further_fields(
 
 
 def _check_count(error: ValidationError) -> None:
-    """InvalidRequest for a body with so many errors that they take long to name."""
+    """InvalidRequest for a body whose errors take long to name."""
     if (count := error.error_count()) > MAX_PARTS:
         raise InvalidRequest(f"{count} fields of the body are wrong or not served, at most {MAX_PARTS} are named")
 

@@ -20,7 +20,7 @@ from service.text.detokenizer import TextStream, TokenTextStream
 from service.text.length import TokenLength
 from service.text.template import ChatTemplate, Messages, TokenAliases, ToolDefinitions
 
-#: characters of a piece of a text that is likely to be too long; tokens that two cuts may add to those of a piece
+#: characters of a piece of a text that is likely to be too long; tokens that two cuts may add to a piece
 _PIECE: Final = 32 * 1024
 _CUT: Final = 1024
 #: the characters of a token above which a text is likely to be too long
@@ -77,11 +77,11 @@ class TextCodec:
         return self._special.to_str()
 
     def limit_to(self, tokens: int) -> None:
-        """From now on, texts that cannot fit so many tokens are refused before they are encoded (PromptTooLong)."""
+        """From now on, texts that cannot fit this number of tokens are refused before they are encoded (PromptTooLong)."""
         self._most_tokens, self._token_length = tokens, TokenLength(self._special)
 
     def may_be(self, tokens: int, text: str) -> bool:
-        """Whether a text may have at most so many tokens, as far as its length tells."""
+        """Whether the length of a text allows that it has at most this number of tokens."""
         length = self._token_length
         return length is None or length.most is None or length.size(text) <= tokens * length.most
 
@@ -119,7 +119,7 @@ class TextCodec:
         return ids
 
     def _check_pieces(self, text: str, param: str) -> None:
-        """PromptTooLong for a text whose first pieces have twice the tokens of the limit, those of cuts left out."""
+        """PromptTooLong for a text whose first pieces have more than twice the tokens of the limit."""
         most = self._most_tokens
         if most is None or len(text) <= _LIKELY * most:
             return

@@ -32,7 +32,7 @@ class _Definition(msgspec.Struct):
 
 
 class TokenLength:
-    """How much of a text one token stands for. `most`: in bytes; None if it may be any number.
+    """How much of a text one token stands for. `most`: the number of bytes, None if it may be any number.
 
     A token may take all white space beside it (`lstrip`). Then white space does not count.
     """
@@ -60,7 +60,7 @@ def _size(text: str) -> int:
 
 
 def _parts(definition: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A normalizer or a pre-tokenizer, or those of a sequence."""
+    """The parts of a normalizer or a pre-tokenizer that is a sequence, else itself."""
     if definition is None:
         return
     if definition["type"] == "Sequence":

@@ -27,11 +27,11 @@ class Echo:
     """Answers with the body, in parts, or for ever."""
 
     def __init__(self) -> None:
-        self.begun, self.goes_on, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.requested, self.release, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        self.begun.set()
+        self.requested.set()
         try:
             if scope["path"] == "/never":
                 while not await request.is_disconnected():
@@ -54,7 +54,7 @@ class Echo:
 
     async def _held_parts(self) -> AsyncIterator[bytes]:
         yield b"one"
-        await self.goes_on.wait()
+        await self.release.wait()
         yield b"two"
 
 
@@ -289,7 +289,7 @@ class TestHalfClosedClients:
         await reader.readuntil(b"one\r\n")
         writer.write_eof()
         await reader.readuntil(b"0")  # the question whether the client is there
-        app.goes_on.set()
+        app.release.set()
         async with asyncio.timeout(20):
             assert await reader.read() == b"3\r\ntwo\r\n0\r\n\r\n"
         writer.close()
@@ -298,13 +298,13 @@ class TestHalfClosedClients:
     async def test_a_client_that_left_ends_its_request(self, port, app, path):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
-        await app.begun.wait()
+        await app.requested.wait()
         if path == b"/held":
             await reader.readuntil(b"one\r\n")
         writer.close()
         async with asyncio.timeout(20):
             await app.ended.wait()
-        assert not app.goes_on.is_set()
+        assert not app.release.is_set()
 
     @pytest.mark.parametrize(
         "wrong", [b"garbage\r\n\r\n", BEGUN + b"Host: y\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 2 * MAX_HEAD]

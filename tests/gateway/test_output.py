@@ -22,10 +22,10 @@ CLOSING = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 class Large:
     """Answers with `size` bytes."""
 
-    size, begun = 2**21, 0
+    size, count = 2**21, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.begun += 1
+        self.count += 1
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % self.size)]})
         await send({"type": "http.response.body", "body": bytes(self.size)})
 
@@ -60,11 +60,11 @@ def waiting(listener: Listener) -> list[Output]:
 @pytest.mark.parametrize("content", [GET, GET * 8, CLOSING], ids=["one", "pipelined", "closing"])
 async def test_an_answer_that_is_not_read_is_counted_and_holds_back_the_next(listener, app, unused_tcp_port, content):
     _, writer = await ask(unused_tcp_port, content)
-    await eventually(lambda: app.begun > 0 and bool(waiting(listener)))
+    await eventually(lambda: app.count > 0 and bool(waiting(listener)))
     [answer] = waiting(listener)
     assert app.size - 2**17 < answer.size < app.size + 2**10
     assert answer.size - answer.get_write_buffer_size() < 2**18
-    assert app.begun == 1
+    assert app.count == 1
     writer.close()
 
 
@@ -74,14 +74,14 @@ async def test_all_unread_answers_are_bounded_and_those_that_are_read_come_whole
     monkeypatch.setattr(output, "MOST_BYTES", 3 * app.size)
     monkeypatch.setattr(output, "_POLL_S", 0.02)
     clients = [await ask(unused_tcp_port) for _ in range(8)]
-    await eventually(lambda: app.begun == 8)
+    await eventually(lambda: app.count == 8)
     await eventually(lambda: sum(answer.size for answer in waiting(listener)) <= output.MOST_BYTES)
     assert len(waiting(listener)) >= 2
     reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
     writer.write(CLOSING)
     assert len((await reader.read()).partition(b"\r\n\r\n")[2]) == app.size
-    for _, other in (*clients, (reader, writer)):
-        other.close()
+    for _, client in (*clients, (reader, writer)):
+        client.close()
 
 
 @pytest.mark.parametrize("size", [100, 40_000, 2**21])
@@ -90,13 +90,13 @@ async def test_a_connection_closes_when_its_answer_was_read(listener, app, unuse
     app.size = size
     reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port, limit=1)
     writer.write(CLOSING + GET * 2000)
-    await eventually(lambda: app.begun > 0)
+    await eventually(lambda: app.count > 0)
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert len(body) == size
     writer.close()
     await eventually(lambda: not waiting(listener))
-    assert app.begun == 1
+    assert app.count == 1
 
 
 class Waiting(Output):
@@ -170,8 +170,8 @@ def test_above_the_limit_those_that_take_nothing_for_longest_end(monkeypatch):
             reads.take(LEAST_BYTES)
         assert (reads.ended, oldest.ended, old.ended, newest.ended) == (False, True, True, True)
         reads.waiting = 0
-        others = [Waiting(outputs) for _ in range(3)]
+        clients = [Waiting(outputs) for _ in range(3)]
         await asyncio.sleep(5)
-        assert sum(other.ended for other in others) == 1
+        assert sum(client.ended for client in clients) == 1
 
     run(main())

@@ -308,8 +308,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _make_room(self) -> bool:
         """Ends the connections that have waited for their client for longest. False if there are none."""
         now = self.loop.time()
-        others = (cast(GuardedProtocol, connection) for connection in self.connections if connection is not self)
-        waiting = {other: since for other in others if (since := other.waiting_since(now)) is not None}
+        connections = (cast(GuardedProtocol, connection) for connection in self.connections if connection is not self)
+        waiting = {other: since for other in connections if (since := other.waiting_since(now)) is not None}
         for connection in sorted(waiting, key=waiting.__getitem__)[: 1 + int(len(waiting) * _MAKING_ROOM)]:
             connection.make_room()
         return bool(waiting)

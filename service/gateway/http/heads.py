@@ -15,7 +15,7 @@ MAX_FIELDS: Final = 128
 VERSIONS: Final = ("1.0", "1.1")
 #: a name or an address with a port, all of which may be missing
 _HOST: Final = re.compile(rb"([A-Za-z0-9._~%-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~%-]+)?\])(:[0-9]{0,5})?")
-_SHOWN: Final = 80
+_QUOTED: Final = 80
 
 Head = Sequence[tuple[bytes, bytes]]
 
@@ -30,7 +30,7 @@ def refusal_of(method: bytes, target: bytes, version: str, head: Head) -> tuple[
     if method == b"CONNECT":
         return 501, "the method is CONNECT, and this server is no proxy"
     if (target[:1] != b"/" and target != b"*") or b"#" in target:
-        return 400, f"the target is {_shown(target.partition(b'?')[0])}, allowed is a path that begins with '/'"
+        return 400, f"the target is {_quoted(target.partition(b'?')[0])}, allowed is a path that begins with '/'"
     return _refusal_of_fields(version, head)
 
 
@@ -41,15 +41,15 @@ def _refusal_of_fields(version: str, head: Head) -> tuple[int, str] | None:
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         return 400, f"the head has {len(hosts)} fields `Host`, expected is one"
     if hosts and not _HOST.fullmatch(hosts[0]):
-        return 400, f"`Host` is {_shown(hosts[0])}, allowed is one name or address, with or without a port"
+        return 400, f"`Host` is {_quoted(hosts[0])}, allowed is one name or address, with or without a port"
     codings = b", ".join(value for name, value in head if name == b"transfer-encoding")
     if codings.lower() not in (b"", b"chunked"):
-        return 501, f"transfer-encoding is {_shown(codings)}, allowed is chunked"
+        return 501, f"transfer-encoding is {_quoted(codings)}, allowed is chunked"
     return None
 
 
-def _shown(value: bytes) -> str:
-    return repr(value[:_SHOWN].decode("latin-1"))
+def _quoted(value: bytes) -> str:
+    return repr(value[:_QUOTED].decode("latin-1"))
 
 
 def written(method: bytes, target: bytes, version: str, head: Head) -> bytes:
