@@ -77,7 +77,7 @@ class TextCodec:
         return self._special.to_str()
 
     def limit_to(self, tokens: int) -> None:
-        """From now on, texts that cannot fit this number of tokens are refused before they are encoded (PromptTooLong)."""
+        """From now on, a text that cannot fit this number of tokens is refused before it is encoded (PromptTooLong)."""
         self._most_tokens, self._token_length = tokens, TokenLength(self._special)
 
     def may_be(self, tokens: int, text: str) -> bool:
