@@ -42,6 +42,7 @@ class TextModel:
         self.checkpoint = checkpoint
         self.codec = TextCodec.load(checkpoint.path)
         self.engine = Engine(checkpoint, config)
+        self.codec.limit_to(self.engine.max_model_len)
 
     @classmethod
     def load(

@@ -34,13 +34,17 @@ _UNREADABLE: Final = {
 _WITH_CONTENTS: Final = frozenset({"compaction", "search_result"})
 #: the most messages of a chat with their parts and calls. They are read one by one, so a body of 1 MB could take long
 MAX_PARTS: Final = 8192
+#: the most fields of a body, without those in its fields
+MAX_FIELDS: Final = 1024
 #: fields of a body with a list of objects, and fields of such an object with further ones
 _LISTS: Final = ("messages", "input", "system", "tools", "items")
 _NESTED: Final = ("content", "output", "tool_calls", "messages")
 
 
 def check_parts(body: Mapping[str, Any]) -> None:
-    """InvalidRequest for a body with too many messages and parts. Looks at no more of them than are allowed."""
+    """InvalidRequest for a body with too many fields, or messages and parts. Looks at no more than are allowed."""
+    if len(body) > MAX_FIELDS:
+        raise InvalidRequest(f"the body has {len(body)} fields, allowed are {MAX_FIELDS}")
     for name in _LISTS:
         if isinstance(items := body.get(name), list) and _count(items, MAX_PARTS) > MAX_PARTS:
             raise InvalidRequest(f"{name} has more than {MAX_PARTS} items with their parts", param=name)

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from service.admission.charge import TokenCharge
 from service.api.errors import CountError, renamed
-from service.api.parse import RequestContext, parse_json
+from service.api.parse import RequestContext, check_records, parse_json
 from service.api.streams import STATUS_S, FrameStream, all_of, first_of, merged
 from service.errors import DeadlineExceeded, MrpServeError
 from service.messages.replica_status import ModelCard
@@ -149,6 +149,7 @@ async def respond(parse: Parse, upstream: IngressServices, request: Request) -> 
     """The response to a request of an API's route. Raises MrpServeError before the status is sent."""
     builder, context = await parsed(parse, upstream, request)
     with builder.client_errors():
+        check_records(builder.requests)
         charge = await upstream.admit(request, builder.requests)
     if not builder.stream:
 

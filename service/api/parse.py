@@ -4,7 +4,7 @@ Every message names the field, the value received and the allowed values.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from pydantic import ValidationError
 
 from service.api import protocol
-from service.api.content import check_parts
+from service.api.content import MAX_PARTS, check_parts
 from service.api.errors import explain, show
 from service.api.fields import BodyFields, IgnoredFields
 from service.api.translate import translated
@@ -94,6 +94,7 @@ def _without_further_fields(
 
     The fields of all APIs are this service's own, so their objects may have no further ones.
     """
+    _check_count(error)
     problems = error.errors(include_url=False, include_input=False)
     extra = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
     if not extra or ignored.strict or any(path[0] in protocol.DecodingFields.model_fields for path in extra):
@@ -105,6 +106,12 @@ def _without_further_fields(
     for path in extra:
         ignored.add(".".join(part for part in path if isinstance(part, str)))
     return request
+
+
+def _check_count(error: ValidationError) -> None:
+    """InvalidRequest for a body whose errors take long to name."""
+    if (count := error.error_count()) > MAX_PARTS:
+        raise InvalidRequest(f"{count} fields of the body are wrong or not served, at most {MAX_PARTS} are named")
 
 
 def with_form(body: _Parsed, form: protocol.ResponseFormat, name: str) -> _Parsed:
@@ -140,6 +147,7 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> protocol.Gener
     try:
         return protocol.GenerateBody.model_validate(body)
     except ValidationError as error:
+        _check_count(error)
         raise explain(error.errors(include_url=False), protocol.GenerateBody) from None
 
 
@@ -229,6 +237,20 @@ def to_replica_request(
         stream_interval=1 if output.stream else WHOLE_ANSWER_INTERVAL,
         **asdict(prompt),
     )
+
+
+def check_records(requests: Sequence[ReplicaRequest]) -> None:
+    """InvalidRequest for answers that may have too many records of their tokens: one body could ask for gigabytes."""
+    [first, *_] = requests
+    each = (1 + first.top_logprobs) * first.return_token_texts + first.return_step_map + 2 * first.return_trace
+    tokens = sum(request.max_new_tokens for request in requests)
+    if each * tokens > protocol.MAX_RECORDS:
+        raise InvalidRequest(
+            f"answers of {tokens} tokens with log-probabilities, traces or step maps may have {each * tokens} records, "
+            f"allowed are {protocol.MAX_RECORDS}: a token has one for its log-probability, one for each of its "
+            f"alternatives, one for its step and two for its trace; ask for fewer tokens, answers or alternatives",
+            param="max_new_tokens",
+        )
 
 
 def timeout_of(body: protocol.QueueFields, context: RequestContext) -> float:

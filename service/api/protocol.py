@@ -39,6 +39,8 @@ MAX_SALT = 256
 MAX_CACHE_KEY = 512
 #: the most answers of one request, over all its prompts
 MAX_ANSWERS = 128
+#: the most records of tokens (log-probabilities, alternatives, steps, traces) of all answers of one request: some 33 MB
+MAX_RECORDS = 2**19
 MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
 _Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS, fail_fast=True)]

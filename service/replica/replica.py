@@ -35,9 +35,9 @@ from service.tracebacks import error_for_client
 
 _log = logging.getLogger(__name__)
 
-#: the characters from which on a prompt is encoded on another thread, and from which on it takes memory that the
-#: allocator keeps: 1 MB of text some 300 MB
-_LONG, _HUGE = 4096, 128 * 1024
+#: the characters from which on a prompt is encoded on another thread, since 1,024 take up to 20 ms; and from which on
+#: it takes seconds, and memory that the allocator keeps: 1 MB of text some 300 MB
+_LONG, _HUGE = 1024, 64 * 1024
 
 _T = TypeVar("_T")
 
@@ -56,6 +56,7 @@ class Replica:
         self._replica, self._engine, self._metrics, self._tracing = replica, engine, metrics, tracing
         info = engine.info
         self._codec = TextCodec.load(info.path)
+        self._codec.limit_to(info.max_model_len)
         for warning in (self._codec.template.warning, self._codec.warning(info.config.vocab_size)):
             if warning:
                 _log.warning("%s", warning)
@@ -63,7 +64,7 @@ class Replica:
         self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
         self._control = ReplicaControl(replica, make_card(settings, info, self._codec), engine, settings)
         self.control = self._control.run
-        self._encoder = ThreadPoolExecutor(1, "encode")
+        self._encoders = [ThreadPoolExecutor(1, "encode") for _ in (_LONG, _HUGE)]
         self._in_flight = 0
 
     async def stream(self, request: ReplicaRequest) -> ReplicaStream:
@@ -165,8 +166,11 @@ class Replica:
     async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
         if length < _LONG:
             return encode()
-        call = encode if length < _HUGE else partial(_then_trim_memory, encode)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, call)
+        long, huge = self._encoders  # so that no prompt of a usual length waits for one that takes seconds
+        loop = asyncio.get_running_loop()
+        if length < _HUGE:
+            return await loop.run_in_executor(long, encode)
+        return await loop.run_in_executor(huge, partial(_then_trim_memory, encode))
 
     async def _encode(self, request: ReplicaRequest) -> tuple[int, ...]:
         if request.token_ids is not None:
@@ -230,7 +234,8 @@ class Replica:
 
     def close(self) -> None:
         self._engine.close()
-        self._encoder.shutdown(wait=False, cancel_futures=True)
+        for encoder in self._encoders:
+            encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:
             self._tracing.close()
 

@@ -59,10 +59,11 @@ class PositionScorer:
         )
 
     def _label_token(self, index: int, label: str) -> int:
-        ids = self._codec.encode(label)
+        ids = self._codec.encode(label) if self._codec.may_be(1, label) else ()
         if len(ids) != 1:
+            count = len(ids) or "several"
             raise InvalidRequest(
-                f"label {label[:80]!r} is {len(ids)} tokens, allowed is one: the tokens of a longer label are not "
+                f"label {label[:80]!r} is {count} tokens, allowed is one: the tokens of a longer label are not "
                 "independent, so one forward does not tell its probability; use labels of one token, or `choice` in "
                 "POST /generate",
                 param=f"labels.{index}",

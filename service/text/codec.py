@@ -16,11 +16,17 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from service.errors import CheckpointError, InvalidRequest
+from service.errors import CheckpointError, InvalidRequest, PromptTooLong
 from service.text import check_tokenizer_config
 from service.text.detokenizer import TextStream, TokenTextStream
+from service.text.length import TokenLength
 from service.text.template import ChatTemplate, Messages, TokenAliases, ToolDefinitions
 
+#: characters of a piece of a text that is likely to be too long; tokens that two cuts may add to a piece
+_PIECE: Final = 32 * 1024
+_CUT: Final = 1024
+#: the characters of a token above which a text is likely to be too long
+_LIKELY: Final = 8
 #: stands for a position to be scored in a prompt's ids
 SCORED: Final = -1
 
@@ -47,6 +53,8 @@ class TextCodec:
         self._literal.add_special_tokens([_special(added) for added in marks.values()])
         self._literal.add_tokens([_renamed(added, aliases[token]) for token, added in aliased.items()])
         self._token_of_alias = {self._literal.token_to_id(alias): token for token, alias in aliases.items()}
+        self._most_tokens: int | None = None
+        self._token_length: TokenLength | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCodec:
@@ -96,19 +104,58 @@ class TextCodec:
         ids = self.encode_rendered(rest.lstrip()) if message else []
         return [token for token in ids[:1] if token in self._control]
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text, in which marks are tokens. InvalidRequest if the vocabulary cannot write it."""
-        return self._encode(self._marks.alias(text))
+    def limit_to(self, tokens: int) -> None:
+        """From now on, a text that cannot fit this number of tokens is refused before it is encoded (PromptTooLong)."""
+        self._most_tokens, self._token_length = tokens, TokenLength(self._special)
 
-    def _encode(self, text: str) -> list[int]:
-        # The library's `encode` holds Python's lock, for half a million tokens over a second. A batch of one does not.
-        ids: list[int] = self._literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    def may_be(self, tokens: int, text: str) -> bool:
+        """Whether the length of a text allows that it has at most this number of tokens."""
+        length = self._token_length
+        return length is None or length.most is None or length.size(text) <= tokens * length.most
+
+    def check_length(self, text: str, param: str) -> None:
+        """PromptTooLong for a text that cannot fit. `param`: its field."""
+        most, length = self._most_tokens, self._token_length
+        if most is None or length is None or self.may_be(most, text):
+            return
+        excess = (
+            f"{param} has {length.size(text)} bytes, and {most} tokens stand for at most {most} x {length.most} bytes"
+        )
+        raise PromptTooLong.over(most, excess, param=param)
+
+    def encode(self, text: str, param: str = "prompt") -> list[int]:
+        """Ids of plain text, in which marks are tokens. `param`: its field, for errors.
+
+        InvalidRequest if the vocabulary cannot write it. PromptTooLong above the limit.
+        """
+        self.check_length(text, param)
+        return self._encode(self._marks.alias(text), param)
+
+    def _encode(self, text: str, param: str) -> list[int]:
+        self._check_pieces(text, param)
+        ids = self._ids(text)
         if not self._control.isdisjoint(ids):
             # A vocabulary of whole words may have a control token as a word. Its literal text is then an unknown word.
             if self._unknown is None:
                 raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
             ids = [self._unknown if token in self._control else token for token in ids]
         return [self._token_of_alias.get(token, token) for token in ids]
+
+    def _ids(self, text: str) -> list[int]:
+        # The library's `encode` holds Python's lock, for half a million tokens over a second. A batch of one does not.
+        ids: list[int] = self._literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def _check_pieces(self, text: str, param: str) -> None:
+        """PromptTooLong for a text whose first pieces have more than twice the tokens of the limit."""
+        most = self._most_tokens
+        if most is None or len(text) <= _LIKELY * most:
+            return
+        count = 0
+        for start in range(0, len(text), _PIECE):
+            count += len(self._ids(text[start : start + _PIECE])) - _CUT
+            if count > 2 * most:
+                raise PromptTooLong.over(most, f"{param} has more than {most} tokens", param=param)
 
     def encode_bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word as `SamplingParams.bad_words_token_ids` takes them, at a text's beginning and within it.
@@ -153,7 +200,8 @@ class TextCodec:
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a text of `template.render`."""
-        return self._encode(self.template.hidden.restore(self._marks.alias(text)))
+        self.check_length(self.template.aliases.restore(self.template.hidden.restore(text)), "messages")
+        return self._encode(self.template.hidden.restore(self._marks.alias(text)), "messages")
 
 
 def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -187,6 +235,7 @@ def _renamed(token: AddedToken, name: str) -> AddedToken:
 
 def scored_text_ids(codec: TextCodec, text: str, mark: str | None) -> tuple[int, ...]:
     """A text's ids. Without a mark, the position after the text is scored. InvalidRequest if the mark is not in it."""
+    codec.check_length(text if mark is None else text.replace(mark, ""), "prompt")
     _check_mark(mark, [text])
     return _scored_ids(text, mark, codec.encode)
 
@@ -203,7 +252,9 @@ def scored_chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]], mar
     private_mark = f"\uf8ff{secrets.randbelow(10**24):024}\uf8ff"  # only contents have it, not the template
     changed = [{**message, "content": message["content"].replace(mark, private_mark)} for message in messages]
     answer = messages[-1]["role"] != "assistant"
-    return _scored_ids(codec.template.render(changed, answer=answer), private_mark, codec.encode_rendered)
+    text = codec.template.render(changed, answer=answer)
+    codec.check_length(text.replace(private_mark, ""), "messages")
+    return _scored_ids(text, private_mark, codec.encode_rendered)
 
 
 def _check_mark(mark: str | None, texts: Sequence[str]) -> None:

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
 from service import hooks
-from service.gateway.http import guarded, sockets
-from service.gateway.http.guarded import MAX_FIELDS, MAX_HEAD
+from service.gateway.http import guarded, output, sockets
+from service.gateway.http.heads import MAX_FIELDS, MAX_HEAD
 from service.gateway.http.listener import Listener
 
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -27,11 +27,18 @@ class Echo:
     """Answers with the body, in parts, or for ever."""
 
     def __init__(self) -> None:
-        self.ended = asyncio.Event()
+        self.requested, self.release, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        self.requested.set()
         try:
+            if scope["path"] == "/never":
+                while not await request.is_disconnected():
+                    await asyncio.sleep(0.01)
+                return None
+            if scope["path"] == "/held":
+                return await StreamingResponse(self._held_parts())(scope, receive, send)
             if scope["path"] == "/parts":
                 parts = iter((b"one ", b"two ", b"three"))
                 return await StreamingResponse(parts)(scope, receive, send)
@@ -44,6 +51,11 @@ class Echo:
             pass
         finally:
             self.ended.set()
+
+    async def _held_parts(self) -> AsyncIterator[bytes]:
+        yield b"one"
+        await self.release.wait()
+        yield b"two"
 
 
 @pytest.fixture
@@ -62,7 +74,7 @@ async def port(app: Echo, unused_tcp_port: int) -> AsyncIterator[int]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEAD_S", "PAUSE_S", "_POLL_S"):
         monkeypatch.setattr(guarded, name, 0.05)
-    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
+    monkeypatch.setattr(output, "LIMIT_S", 0.05)
 
 
 async def sent(port: int, *parts: bytes) -> bytes:
@@ -134,12 +146,42 @@ class TestHeads:
             (b"Host: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501, "'gzip, chunked'"),
             (b"", 400, "the head has 0 fields `Host`, expected is one"),
             (b"Host: x\r\nHost: y\r\n", 400, "the head has 2 fields `Host`, expected is one"),
+            (b"Host: a, b\r\n", 400, "`Host` is 'a, b', allowed is one name or address"),
+            (b"Host: a/b\r\n", 400, "'a/b'"),
+            (b"Host: a@b\r\n", 400, "'a@b'"),
+            (b"Host: a:b\r\n", 400, "'a:b'"),
+            (b"Host: [::1\r\n", 400, "'[::1'"),
         ],
     )
     async def test_an_ambiguous_head_is_refused(self, port, fields, status, text):
         answer = await sent(port, b"POST / HTTP/1.1\r\n" + fields + b"\r\n0\r\n\r\n")
         assert text in error(answer, status)["message"]
         await answers(port)
+
+    @pytest.mark.parametrize(
+        ("line", "status", "text"),
+        [
+            (
+                b"GET http://x/admin/weights HTTP/1.1",
+                400,
+                "'http://x/admin/weights', allowed is a path that begins with",
+            ),
+            (b"GET http://x HTTP/1.1", 400, "the target is 'http://x'"),
+            (b"GET HTTPS://x:1/?secret HTTP/1.1", 400, "the target is 'HTTPS://x:1/',"),
+            (b"GET /live#x HTTP/1.1", 400, "'/live#x'"),
+            (b"CONNECT x:80 HTTP/1.1", 501, "the method is CONNECT"),
+            (b"GET / HTTP/2.0", 505, "the version is HTTP/2.0, allowed are 1.0 and 1.1"),
+            (b"GET /", 505, "the version is HTTP/0.9"),
+        ],
+    )
+    async def test_a_target_has_one_form(self, port, line, status, text):
+        assert text in error(await sent(port, line + b"\r\nHost: x\r\n\r\n"), status)["message"]
+        await answers(port)
+
+    @pytest.mark.parametrize("host", [b"", b"x", b"x_1.y:80", b"127.0.0.1:", b"[::1]:8000", b"[fe80::1%25eth0]"])
+    async def test_a_host_is_a_name_or_an_address(self, port, host):
+        answer = await sent(port, b"GET / HTTP/1.1\r\nConnection: close\r\nHost: " + host + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
 
     @pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b" chunked "])
     async def test_chunked_bodies_are_read(self, port, coding):
@@ -167,10 +209,111 @@ class TestHttp10:
         assert b"connection: close" in head
         assert b"transfer-encoding" not in head
 
-    async def test_a_whole_answer_has_its_length(self, port):
-        answer = await sent(port, b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
+    @pytest.mark.parametrize("field", [b"", b"Expect: 100-continue\r\n"])
+    async def test_a_whole_answer_has_its_length(self, port, field):
+        answer = await sent(port, b"POST / HTTP/1.0\r\n" + field + b"Content-Length: 2\r\n\r\nhi")
+        assert answer.startswith(b"HTTP/1.1 200")
         assert b"content-length: 2" in answer
         assert answer.endswith(b"\r\n\r\nhi")
+
+
+UPGRADES = [
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n",  # Java's client
+    b"Connection: upgrade\r\nUpgrade: TLS/1.0\r\nUpgrade: websocket\r\n",
+]
+SIZED, CHUNKS = (
+    b"Content-Length: 2\r\n\r\nhi",
+    b"Transfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\nX-T: 1\r\n\r\n",
+)
+LAST = BEGUN + b"Connection: close\r\nContent-Length: 3\r\n\r\nbye"
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES, ids=["h2c", "others"])
+class TestUpgrades:
+    """Another protocol that a client offers is not taken, so the request is answered."""
+
+    @pytest.mark.parametrize("body", [SIZED, CHUNKS, b"Expect: 100-continue \r\n" + SIZED, b"\r\n"])
+    @pytest.mark.parametrize("size", [1, 65536])
+    async def test_the_request_and_the_next_are_answered(self, port, upgrade, body, size):
+        content = BEGUN + upgrade + body + LAST
+        answer = await sent(port, *(content[start : start + size] for start in range(0, len(content), size)))
+        expected = b"" if body == b"\r\n" else b"hi"
+        statuses = ([b"100"] if b"Expect" in body else []) + [b"200", b"200"]
+        assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == statuses
+        assert answer.split(b"HTTP/1.1 ")[-2].endswith(b"\r\n\r\n" + expected)
+        assert answer.endswith(b"\r\n\r\nbye")
+
+    @pytest.mark.parametrize("line", [b"POST / HTTP/1.0\r\n", BEGUN + b"Connection: close\r\n"])
+    async def test_an_answer_that_closes_the_connection_is_there(self, port, upgrade, line):
+        assert (await sent(port, line + upgrade + SIZED)).endswith(b"\r\n\r\nhi")
+
+
+async def half_closed(port: int, *parts: bytes) -> bytes:
+    """What comes back if the client says after the last part that it sends no more."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+class TestHalfClosedClients:
+    """Clients that send no more, and read."""
+
+    @pytest.mark.parametrize(
+        ("content", "texts"),
+        [
+            (BEGUN + SIZED, [b"hi"]),
+            (BEGUN + CHUNKS, [b"hi"]),
+            (b"POST / HTTP/1.0\r\n" + SIZED, [b"hi"]),
+            (BEGUN + UPGRADES[0] + SIZED, [b"hi"]),
+            ((BEGUN + SIZED) * 200, [b"hi"] * 200),
+            (BEGUN + SIZED + BEGUN + SIZED[:-1], [b"hi"]),
+            (BEGUN + SIZED + BEGUN, [b"hi"]),
+            (BEGUN + SIZED[:-1], []),
+            (BEGUN, []),
+            (b"", []),
+        ],
+    )
+    async def test_whole_requests_are_answered(self, port, content, texts):
+        answer = (await half_closed(port, content)).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+        assert [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200")[1:]] == texts
+
+    async def test_a_stream_goes_on(self, port, app):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"one\r\n")
+        writer.write_eof()
+        await reader.readuntil(b"0")  # the question whether the client is there
+        app.release.set()
+        async with asyncio.timeout(20):
+            assert await reader.read() == b"3\r\ntwo\r\n0\r\n\r\n"
+        writer.close()
+
+    @pytest.mark.parametrize("path", [b"/held", b"/never"])
+    async def test_a_client_that_left_ends_its_request(self, port, app, path):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        await app.requested.wait()
+        if path == b"/held":
+            await reader.readuntil(b"one\r\n")
+        writer.close()
+        async with asyncio.timeout(20):
+            await app.ended.wait()
+        assert not app.release.is_set()
+
+    @pytest.mark.parametrize(
+        "wrong", [b"garbage\r\n\r\n", BEGUN + b"Host: y\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 2 * MAX_HEAD]
+    )
+    async def test_a_wrong_request_takes_no_earlier_answer(self, port, wrong):
+        answer = await sent(port, BEGUN + SIZED + wrong)
+        first, _, last = answer.partition(b"hi")
+        assert first.startswith(b"HTTP/1.1 200")
+        error(last, 431 if len(wrong) > MAX_HEAD else 400)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -234,6 +377,7 @@ class TestManyConnections:
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(guarded, "max_connections", lambda: 8)
+        monkeypatch.setattr(output, "_POLL_S", 60.0)
 
     async def test_the_oldest_idle_connection_is_closed_for_a_new_one(self, port):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
@@ -248,6 +392,13 @@ class TestManyConnections:
     async def test_connections_with_a_request_stay(self, port):
         busy = await busy_connections(port)
         assert error(await sent(port, CHUNKED), 503)["code"] == "too_many_connections"
+        for _, writer in busy:
+            writer.close()
+
+    async def test_connections_whose_answers_are_not_read_are_closed_for_a_new_one(self, port, monkeypatch):
+        busy = await busy_connections(port)
+        monkeypatch.setattr(output, "_POLL_S", 0.0)
+        await answers(port)
         for _, writer in busy:
             writer.close()
 

@@ -16,9 +16,8 @@ from service.admission.controller import AdmissionController
 from service.engine.request import Sharing
 from service.errors import NotReady, ReplicaLost, SlowReader
 from service.gateway.draining import Draining
-from service.gateway.http import guarded
+from service.gateway.http import output
 from service.gateway.http.bodies import Bodies
-from service.gateway.http.guarded import LEAST_BYTES, LIMIT_S, WriteLimit
 from service.gateway.http.listener import Listener
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.slow_readers import GRACE_S, Relay, SlowReaders
@@ -197,43 +196,10 @@ def test_nothing_comes_after_an_answer_was_given_up():
     run(main())
 
 
-class Pipe:
-    """A connection's end: so many bytes wait. Notes its abort."""
-
-    def __init__(self) -> None:
-        self.waiting, self.aborted = 65536, False
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def get_extra_info(self, name: str) -> Pipe:
-        assert name == "socket"
-        return self
-
-    def setsockopt(self, *option: object) -> None:
-        pass
-
-
-class TestWriteLimit:
-    @pytest.mark.parametrize(("takes", "aborted"), [(0, True), (LEAST_BYTES - 1, True), (LEAST_BYTES, False)])
-    def test_a_minute_must_take_some_bytes(self, takes, aborted):
-        async def main() -> None:
-            limit = WriteLimit(pipe := Pipe())  # type: ignore[arg-type]
-            limit.paused()
-            pipe.waiting -= takes
-            await asyncio.sleep(LIMIT_S + 1)
-            assert pipe.aborted is aborted
-            limit.resumed()
-
-        run(main())
-
-
 @pytest.mark.parametrize("head", [b"", b"Connection: close\r\n"])
 async def test_the_listener_ends_connections_that_do_not_read(monkeypatch, unused_tcp_port, head):
-    monkeypatch.setattr(guarded, "LIMIT_S", 0.05)
+    monkeypatch.setattr(output, "LIMIT_S", 0.05)
+    monkeypatch.setattr(output, "_POLL_S", 0.05)
     ended = asyncio.Event()
 
     async def app(scope: object, receive: Callable[[], Awaitable[dict[str, object]]], send: Send) -> None:

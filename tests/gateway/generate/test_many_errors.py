@@ -10,7 +10,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from service.api.anthropic.protocol import MessagesRequest, PromptRequest
-from service.api.content import MAX_PARTS, check_parts
+from service.api.content import MAX_FIELDS, MAX_PARTS, check_parts
 from service.api.openai.protocol import ChatRequest, CompletionRequest
 from service.api.openai.responses.protocol import ResponsesRequest
 from service.api.protocol import GenerateBody
@@ -76,7 +76,38 @@ async def test_further_errors_are_counted(http):
     assert detail["message"].endswith(f"; and {MANY - 10} more")
 
 
+#: bodies with more wrong or unknown fields than are walked
+LARGE = {f"k{number}": 1 for number in range(MAX_PARTS + 1)}
 USER = {"role": "user"}
+SAID = {**CALLING, "messages": [{**USER, "content": "a"}]}
+TOO_MANY_FIELDS: list[tuple[str, dict[str, Any]]] = [
+    (GENERATE, {"prompt": "a", **LARGE}),
+    (GENERATE, {"prompt": "a", "response_format": {"type": "text", **LARGE}}),
+    ("/v1/completions", {**CALLING, "prompt": "a", **LARGE}),
+    ("/v1/chat/completions", SAID | LARGE),
+    ("/v1/chat/completions", SAID | {"stream": True, "stream_options": LARGE}),
+    ("/v1/chat/completions", SAID | {"tools": [{"type": "function", "function": {"name": "a", **LARGE}}]}),
+    ("/v1/chat/completions", SAID | {"chat_template_kwargs": LARGE}),
+    ("/v1/chat/completions", SAID | {"logit_bias": LARGE}),
+    ("/v1/responses", {"model": "golden", "input": "a", **LARGE}),
+    ("/v1/messages", SAID | LARGE),
+    ("/v1/messages/count_tokens", SAID | LARGE),
+    ("/v1/score", {"model": "golden", "items": [{"prompt": "a", **LARGE}]}),
+    ("/v1/score", {"model": "golden", "items": [{"prompt": "a"}], **LARGE}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_MANY_FIELDS)
+async def test_too_many_fields_are_refused_by_their_number(http, path, body):
+    response = await http.post(path, json=body)
+    assert response.status_code in {400, 422}
+    message = response.json()["error"]["message"]
+    assert message in {
+        f"the body has {len(body)} fields, allowed are {MAX_FIELDS}",
+        f"{len(LARGE)} fields of the body are wrong or not served, at most {MAX_PARTS} are named",
+    }
+
+
 RESULT = {"type": "tool_result", "tool_use_id": "a", "content": WRONG}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": WRONG}
 TOO_MANY: list[tuple[str, str, Any]] = [
