@@ -36,10 +36,11 @@ def wait_until_ready(application: str, port: OwnPort, say: Say) -> None:
     """Returns when the application answers at its port. SettingsError, with the failure of a replica, if it cannot."""
     news = News(say, time.monotonic)
     while True:
-        seen = serve.status().applications[application]
-        refuse(seen)
-        if seen.status != "RUNNING":
-            news.look(seen.deployments)
+        seen = serve.status().applications.get(application)  # none while Serve's controller begins anew
+        if seen is not None:
+            refuse(seen)
+        if seen is None or seen.status != "RUNNING":
+            news.look({} if seen is None else seen.deployments)
         elif reason := port.unhealthy():
             news.runs_without_answer(reason)
         else:

@@ -50,6 +50,7 @@ def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys)
     ],
 )
 def test_the_command_to_try_goes_past_proxies_that_curl_would_ask(monkeypatch, proxies, past):
+    monkeypatch.delenv("no_proxy", raising=False)
     for name, value in proxies.items():
         monkeypatch.setenv(name, value)
     assert ("try: curl -s --noproxy '*' http://" in _ready(Settings(), 3.0)) is past
