@@ -84,7 +84,8 @@ def _serve_in_child(serve: Callable[[socket.socket], int], orders: socket.socket
     except BaseException:  # noqa: BLE001 - the interpreter would print it, and then wait for Ray's processes
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.flush()
         os._exit(status)
 
 
@@ -122,5 +123,6 @@ def _reap() -> dict[int, int]:
 
 
 def say(text: str) -> None:
-    """Prints a line of the program on stderr."""
-    print(f"mrp-serve: {text}", file=sys.stderr, flush=True)
+    """Prints a line of the program on stderr, if its reader is there: the service also ends without one."""
+    with suppress(OSError):
+        print(f"mrp-serve: {text}", file=sys.stderr, flush=True)

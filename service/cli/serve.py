@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -129,8 +130,9 @@ class LogPipe:
             for line in lines:
                 if line.endswith(_PIPE_END):
                     return
-                sys.stderr.write(line.decode("utf-8", "replace"))
-                sys.stderr.flush()
+                with suppress(OSError):  # without a reader of stderr; replicas would wait if nobody read the pipe
+                    sys.stderr.write(line.decode("utf-8", "replace"))
+                    sys.stderr.flush()
 
 
 def _ready(settings: Settings, seconds: float) -> str:

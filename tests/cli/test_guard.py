@@ -15,13 +15,13 @@ from service.cli.processes import of_session, runs
 #: the child says its session once its own child runs, and ends as the test wants
 PROGRAM = """
 import os, signal, subprocess, sys, threading, time
-from service.cli.guard import guarded, listen
+from service.cli.guard import guarded, listen, say
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
 
 def serve(orders):
     asked = threading.Event()
-    listen(orders, asked.set)
+    listen(orders, lambda: (sys.argv[1] == "says" and say("stopping"), asked.set()))
     subprocess.Popen(["sleep", "1000"])
     print(os.getsid(0), flush=True)
     if sys.argv[1] == "fails":
@@ -39,18 +39,18 @@ sys.exit(guarded(serve, float(sys.argv[2])))
 class Program:
     """Runs it, in a process group of its own."""
 
-    def __init__(self, kind: str, patience_s: float = 60) -> None:
+    def __init__(self, kind: str, patience_s: float = 60, stderr: int = subprocess.PIPE) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, kind, str(patience_s)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )
         assert self.process.stdout is not None
         self.session = int(self.process.stdout.readline())
 
-    def ends(self) -> tuple[int, str, str]:
+    def ends(self) -> tuple[int, str, str | None]:
         """Its status, and what it said. Nothing of it is left."""
         out, err = self.process.communicate(timeout=30)
         deadline = time.monotonic() + 10
@@ -77,6 +77,16 @@ def test_the_service_is_killed_when_its_time_is_over() -> None:
     program = Program("hangs", 0.1)
     program.process.terminate()
     assert program.ends() == (Exit.ENDED, "", "mrp-serve: the service did not end within 0.1 s; it is killed\n")
+
+
+@pytest.mark.parametrize(("kind", "patience_s", "out"), [("says", 60, "drained\n"), ("hangs", 0.1, "")])
+def test_the_service_ends_also_if_nobody_reads_what_the_program_says(kind: str, patience_s: float, out: str) -> None:
+    reader, writer = os.pipe()
+    program = Program(kind, patience_s, stderr=writer)
+    os.close(reader)
+    os.close(writer)
+    program.process.terminate()
+    assert program.ends() == (Exit.ENDED, out, None)
 
 
 def test_a_second_signal_kills_the_service() -> None:

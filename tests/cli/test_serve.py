@@ -1,5 +1,6 @@
 """`mrp-serve serve`: wrong settings, which it refuses before it starts anything, its last lines, and its log."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -85,3 +86,14 @@ def test_lines_of_other_processes_come_out_whole(tmp_path, capsys):
     assert sorted(stderr_lines[:-1]) == sorted(f"{name} {number}" for name in "ab" for number in range(50))
     assert stderr_lines[-1] == "späť"
     assert not pipe.path.exists()
+
+
+def test_lines_are_taken_from_other_processes_also_if_nobody_reads_stderr(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken, monkeypatch.context() as patch, LogPipe(tmp_path) as pipe:
+        patch.setattr(sys, "stderr", broken)
+        for _ in range(3):  # each fills the pipe, and waits until its lines are taken
+            with pipe.path.open("a") as lines:
+                lines.write("x\n" * 2**16)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # its buffer is written when it closes
