@@ -122,7 +122,7 @@ class _TimedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         began = self._clock()
         pending = done(self._runner.begin(network, rows)())
         self.seconds += self._clock() - began

@@ -20,10 +20,10 @@ class RunnerWrapper:
         self.runner, self.model = runner, runner.model
         self.config, self.device, self.keeps_states = runner.config, runner.device, runner.keeps_states
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
 
-    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """The host takes every forward in turn."""
 
     def prepare(self, max_rows: int) -> None:

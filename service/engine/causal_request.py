@@ -1,6 +1,6 @@
-"""One running request of a causal model that verifies drafts: a chain of states is one row, also across a block's end.
+"""A running request of a causal model that verifies drafts: all drafted states are one row, also across a block's end.
 
-A token sees no later one. So the row of a chain's last state has the outputs of all its states: drafts cost no rows.
+A token sees no later one. So the row of the last state has the outputs of all states: drafts cost no rows.
 Behind the drafts it has masks, whose outputs are the next drafts. If they reach into the next block, that block's row
 goes along, and the block's own row writes its page: in vain, unless the block turns out to have these tokens. Then the
 same forward is read on in the next block. So each forward verifies what the published loop does (`idlm_blockN.py` of
@@ -10,7 +10,7 @@ thuEcstasy/I-DLM), which has no drafts after a rejected one either.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -21,14 +21,15 @@ from service.decode.drafts import Draft
 from service.decode.modes import Speculative
 from service.decode.policy import Evaluate, Prediction
 from service.decode.rules import LeftToRight
+from service.engine.decoding_request import DecodingRequest
 from service.engine.forward.rows import Row
-from service.engine.request import ForwardKind, GenerationRequest
-from service.engine.running_request import RunningRequest
+from service.engine.request import GenerationRequest
+from service.engine.running_request import Admitted
 from service.model.config import ModelConfig
 
 
-def verifies_chains(request: GenerationRequest, model: ModelConfig) -> bool:
-    """Whether a request's states are chains of one token each, whose logits depend on nothing but the text."""
+def verifies_in_one_row(request: GenerationRequest, model: ModelConfig) -> bool:
+    """Whether a request's states add one token each, and their logits depend on nothing but the text."""
     mode, is_plain = request.mode, request.grammar is None and not request.sampling.adjusts_logits
     return model.causal and is_plain and isinstance(mode, Speculative) and mode.rule.in_order == LeftToRight()
 
@@ -45,36 +46,30 @@ class _NextDrafts(NamedTuple):
         return self.read.picks
 
 
-class CausalRequest(RunningRequest):
-    """A running request for which `verifies_chains` holds. It decodes in turns."""
+class CausalRequest(DecodingRequest):
+    """A running request for which `verifies_in_one_row` holds. Drafts are known once the last forward is read."""
 
-    _next_drafts = _NextDrafts()
+    __slots__ = ("_draft_masks", "_next_drafts")
 
-    def allow_ahead(self, allowed: bool) -> None:
-        """Drafts are known once the last forward is read."""
+    def __init__(self, admitted: Admitted) -> None:
+        self._draft_masks, self._next_drafts = admitted.model.draft_masks or 0, _NextDrafts()
+        super().__init__(admitted)
 
     @property
     def num_rows(self) -> int:
         return len(self.blocks.unwritten) + (0 if self._num_unread else 2)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        unwritten, query = self.blocks.unwritten, self._query
-        rows = list(islice(unwritten, budget if prompt_budget is None else min(budget, prompt_budget)))
-        if len(rows) < len(unwritten) or not isinstance(query, Evaluate):
+        rows, query = self._rows_to_store(budget, prompt_budget), self._query
+        if len(rows) < len(self.blocks.unwritten) or not isinstance(query, Evaluate):
             return rows
-        with_chain = self._with_chain(rows, query)
-        return with_chain if len(with_chain) <= budget else rows[:-1]  # the last one may read a first position
+        with_states = self._with_states(rows, query)
+        return with_states if len(with_states) <= budget else rows[:-1]  # the last one may read a first position
 
-    def expected_gains(self, rows: list[Row]) -> list[float]:  # noqa: ARG002 - no row is a draft's alone
-        return []
-
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
         query, size = self._query, self._block_size
         if rows[-1].sampling is None or not isinstance(query, Evaluate):
-            return super().receive_predictions(rows, predictions)
-        kind: ForwardKind = "denoise" if len(query.states) == 1 else "verify"
-        kinds: tuple[ForwardKind, ...] = ("prefill", kind) if rows[0].index < self._prompt_blocks else (kind,)
-        self.stats.count(kinds)
+            return
         self._num_unread -= 1
         first, last, crosses = query.states[0], query.states[-1], rows[-1].index > self._index
         end = size + rows[-1].state.num_leading if last.complete else last.num_leading  # of final tokens and drafts
@@ -86,14 +81,12 @@ class CausalRequest(RunningRequest):
         if beyond is not None and self.blocks.confirm(rows[-2]) and isinstance(self._query, Evaluate):
             self._next_drafts = _NextDrafts()
             self._send(_of_states(self._query.states, beyond))
-        return kinds
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         picks = () if self._next_drafts.read is None else self._next_drafts.after(self._canvas.block)
         super()._start_block(head)
         self._canvas.ends = self._answer_ends
         self._canvas.carried = _drafts(self._canvas.block, picks[: self._block_size - 1])
-        self._decoding = self.request.mode.decode(self._canvas)
 
     def _budget(self) -> DraftBudget:
         return DraftBudget(0.0, self._num_drafts)
@@ -101,23 +94,23 @@ class CausalRequest(RunningRequest):
     @property
     def _num_drafts(self) -> int:
         """The most drafts of a forward, and the number of masks that it reads for the next ones."""
-        return min(self._draft_masks or 0, getattr(self.request.mode, "max_drafts", None) or self._block_size)
+        return min(self._draft_masks, getattr(self.request.mode, "max_drafts", None) or self._block_size)
 
     def _answer_ends(self, block: Block) -> bool:
         return self._settled(block) and (not block.complete or self._new_tokens(block)[1] is not None)
 
-    def _with_chain(self, rows: list[Row], query: Evaluate) -> list[Row]:
+    def _with_states(self, rows: list[Row], query: Evaluate) -> list[Row]:
         """The rows to store, then the row of the last state. The next block's follows if it is read, too."""
         index, pages, size, request = self._index, self.lease.pages, self._block_size, self.request
         start, last = query.states[0].num_leading, query.states[-1]
         logprobs = request.logprobs_with(query.top_logprobs) if query.top_logprobs else request.logprobs
         row = Row(
             last, index, pages, False, request.sampling, rescore=tuple(range(max(start, 1), last.num_leading)),
-            logprobs=logprobs, edits=True,
+            kind="denoise" if len(query.states) == 1 else "verify", logprobs=logprobs, edits=True,
         )  # fmt: skip
-        if not start:  # the block before reads the first position. If it is stored, it is computed again
-            before = rows[-1] if rows else Row(Block(self.lease.prefix.blocks[index - 1]), index - 1, pages, False)
-            rows = [*rows[:-1], replace(before, sampling=request.sampling, logprobs=logprobs, opens_next=True)]
+        if not start:  # the block before reads the first position
+            before = rows.pop() if rows else self._stored_row(index - 1)
+            rows = [*rows, replace(before, sampling=request.sampling, logprobs=logprobs, opens_next=True)]
         if last.num_leading + self._num_drafts < size or index + 1 == len(pages):
             return [*rows, row]
         picks = self._next_drafts.after(self._canvas.block)[: size - 1] if last.complete else ()
@@ -158,7 +151,7 @@ def _slice(read: Prediction, start: int, stop: int, moved: int = 0) -> Predictio
 
 
 def _of_states(states: Sequence[Block], read: Prediction) -> tuple[Prediction, ...]:
-    """The prediction of each state of a chain: the token after it, and the last one's masks in the block, too."""
+    """The prediction of each state: the token after it, and the last one's masks in the block, too."""
     size, count = len(states[0].tokens), len(states)
     in_block = size - states[0].num_leading
     return (*(_slice(read, i, i + 1) for i in range(count - 1)), _slice(read, count - 1, in_block))

@@ -19,6 +19,7 @@ from service.engine.config import EngineConfig
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
+from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.partition import deterministic_partition
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import ModelRunner, forward_clock
@@ -36,7 +37,7 @@ from service.engine.request import (
 )
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.step import ForwardExecutor, RunningStep, end_alone
+from service.engine.step import RunningStep, end_alone
 from service.errors import InvalidRequest, OutOfMemory, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint
 from service.model.device import is_out_of_memory, synchronize, use_device
@@ -105,7 +106,7 @@ class Engine:
         self.sleep_level = 0  # 0 while the KV cache has memory
         self._prepared = False
         self.progress: list[BlockProgress] = []  # the steps of the last `step`, for requests with `report_steps`
-        self._executor = ForwardExecutor(runner)
+        self._backoff = OomBackoff(runner)
         #: the steps under way, the oldest first, and the most of them
         self._steps, self._max_steps = deque[RunningStep](), 2 if config.async_scheduling else 1
         self._profiler = StepProfiler(config.torch_profiler_dir) if config.torch_profiler_dir else None
@@ -254,7 +255,7 @@ class Engine:
         """Begins the next step, and one ahead of its results. -> the number of rows."""
         num_rows = 0
         while len(self._steps) < self._max_steps and (plan := self._scheduler.plan(ahead=bool(self._steps))):
-            self._steps.append(RunningStep(plan, self._executor, self._planner))
+            self._steps.append(RunningStep(plan, self._backoff, self._planner))
             self._scheduler.publish()
             num_rows += sum([len(rows) for _, rows in plan])
         return num_rows

@@ -13,13 +13,14 @@ from itertools import accumulate
 
 from service.decode.block import MASKED
 from service.decode.mode import ScoreMode
-from service.engine.causal_request import CausalRequest, verifies_chains
+from service.engine.causal_request import CausalRequest, verifies_in_one_row
 from service.engine.config import EngineConfig
+from service.engine.diffusion_request import DiffusionRequest
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import BlockTokens, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
-from service.engine.running_request import RunningRequest
+from service.engine.running_request import Admitted, RunningRequest
 from service.engine.scoring import ScoringRequest
 from service.fair_queue import FairQueue, Ticket
 from service.model.config import ModelConfig
@@ -86,11 +87,7 @@ class Scheduler:
                 break
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, mrp_steps)
-            kind = ScoringRequest if isinstance(mode, ScoreMode) else RunningRequest
-            if verifies_chains(request, self._model):
-                kind = CausalRequest
-            running = kind(request, self._model, lease, first.submitted, drafts)
-            running.allow_ahead(self._ahead)
+            running = _running(Admitted(request, self._model, lease, first.submitted, drafts, self._ahead))
             if self._pages.shares:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
@@ -260,6 +257,14 @@ class Scheduler:
         if waiting is not None:
             self.waiting.remove(waiting)
         return waiting
+
+
+def _running(admitted: Admitted) -> RunningRequest:
+    if isinstance(admitted.request.mode, ScoreMode):
+        return ScoringRequest(admitted)
+    if verifies_in_one_row(admitted.request, admitted.model):
+        return CausalRequest(admitted)
+    return DiffusionRequest(admitted)
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:

@@ -1,4 +1,4 @@
-"""One running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
+"""A running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
 
 From the first masked position on to the block of the last one, every block is a row: its masks are scored, and its KV
 is written for the blocks after it, to pages that no other request shares. Where outputs are shifted, the first row has
@@ -12,26 +12,38 @@ from itertools import islice
 from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block, PositionLogprobs
-from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Anchor, Row
-from service.engine.request import BlockEvent, FinishReason, ForwardKind, Stats
-from service.engine.running_request import RunningRequest, check_finite
+from service.engine.request import BlockEvent, FinishReason, Stats
+from service.engine.running_request import Admitted, RunningRequest, check_finite
 from service.errors import MrpServeError
 
 
 class ScoringRequest(RunningRequest):
     """A running request whose positions are scored. Its only event has the log-probabilities at every position."""
 
+    __slots__ = ("_length", "_scores", "_shifted", "_to_score")
+
+    def __init__(self, admitted: Admitted) -> None:
+        super().__init__(admitted)
+        request, model = admitted.request, admitted.model
+        self._shifted, self._length = model.shifted, len(request.prompt_token_ids)
+        self._scores: list[tuple[int, PositionLogprobs]] = []
+        size, first = self._block_size, self._num_prompt_blocks
+        text = request.prompt_token_ids[first * size :]
+        last = max(position for position, token in enumerate(text) if token == MASKED) // size
+        rows = [self._block(text[index * size :], first + index) for index in range(last + 1)]
+        self._to_score = deque([*rows[:-1], replace(rows[-1], writes_kv=False)])
+
     def start(self) -> None:
         """Does nothing: there is no grammar and no policy."""
 
     @property
     def num_rows(self) -> int:
-        return super().num_rows + len(self._to_score)
+        return len(self.blocks.unwritten) + len(self._to_score)
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        rows = super().next_rows(budget, prompt_budget)
+        rows = self._rows_to_store(budget, prompt_budget)
         if len(rows) == len(self.blocks.unwritten):
             rows += islice(self._to_score, budget - len(rows))
         return rows
@@ -40,43 +52,23 @@ class ScoringRequest(RunningRequest):
     def waits(self) -> bool:
         return not self.blocks.unwritten and not self._to_score
 
-    def begin(self, rows: list[Row], anchors: Sequence[Anchor | None]) -> None:
-        stored = sum(row.index < self._prompt_blocks for row in rows)
-        for _ in range(len(rows) - stored):
+    def begin(self, rows: list[Row], anchors: Sequence[Anchor]) -> None:
+        for _ in rows[self.blocks.begin(rows, anchors) :]:
             self._to_score.popleft()
-        self._num_unread += len(rows) - stored
-        if stored:
-            super().begin(rows[:stored], anchors[:stored])
+            self._num_unread += 1
 
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
-        stored = sum(row.index < self._prompt_blocks for row in rows)
-        kinds: tuple[ForwardKind, ...] = ("prefill",) if stored else ()
-        if len(rows) > stored:
-            kinds = (*kinds, "denoise")
-        self.stats.count(kinds)
-        check_finite(predictions[stored:])
-        for row, prediction in zip(rows[stored:], predictions[stored:], strict=True):
+    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+        scored = [pair for pair in zip(rows, predictions, strict=True) if pair[0].kind == "denoise"]
+        check_finite([prediction for _, prediction in scored])
+        for row, prediction in scored:
             self._scores += self._scored(row, prediction)
-        self._num_unread -= len(rows) - stored
+        self._num_unread -= len(scored)
         if not self.blocks.unwritten and not self._to_score and not self._num_unread:
             self._end("stop")
-        return kinds
-
-    def expire(self, reason: FinishReason) -> None:
-        if self.finish_reason is None:
-            self._end(reason)
 
     def fail(self, error: MrpServeError) -> None:
         self._to_score.clear()
         super().fail(error)
-
-    def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        size, self._length = self._block_size, self._prompt_blocks * self._block_size + len(head)
-        self._canvas, self._decoding = Canvas(Block(())), self.request.mode.decode(Canvas(Block(())))
-        self._scores: list[tuple[int, PositionLogprobs]] = []
-        last = max(position for position, token in enumerate(head) if token == MASKED) // size
-        rows = [self._block(head[index * size :], self._prompt_blocks + index) for index in range(last + 1)]
-        self._to_score = deque([*rows[:-1], replace(rows[-1], writes_kv=False)])
 
     def _block(self, tokens: tuple[int, ...], index: int) -> Row:
         """The row of a block. `tokens`: the text from the block on."""

@@ -6,17 +6,16 @@ host reads and plans, the device computes.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from itertools import chain as joined
-from typing import NamedTuple, cast
+from operator import attrgetter
+from typing import NamedTuple
 
-from service.decode.policy import Prediction
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
-from service.engine.forward.pending import Pending
-from service.engine.forward.runner import ModelRunner, OomBackoff, attempt
+from service.engine.forward.oom_backoff import OomBackoff, RowOutOfMemory
+from service.engine.forward.pending import Pending, done
+from service.engine.forward.rows import Row
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import StepRows
@@ -26,46 +25,33 @@ from service.tracebacks import type_and_line, without_message
 _log = logging.getLogger(__name__)
 
 
-class ForwardExecutor:
-    """Begins the forwards of an engine, in parts where memory is short."""
+class _Part(NamedTuple):
+    """A request's rows in a forward. `start`: the index of the first one's result."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self._backoffs: dict[Network, OomBackoff] = {"backbone": OomBackoff(), "mrp": OomBackoff()}
-
-    def begin(self, network: Network, plan: StepRows) -> Pending[Prediction | None]:
-        rows = [row for _, rows in plan for row in rows]
-        return self._backoffs[network].begin(partial(self._runner.begin, network), rows)
-
-    def begin_chain(self, plan: StepRows) -> Sequence[Pending[Prediction | None]] | None:
-        """See `ModelRunner.begin_chain`. None also if the device has no memory for it."""
-        rows = [row for _, rows in plan for row in rows]
-        counts = [1 + running.num_chained for running, rows in plan for _ in rows]
-        return attempt(partial(self._runner.begin_chain, counts=counts), rows)
+    running: RunningRequest
+    rows: list[Row]
+    start: int
 
 
 class _Forward(NamedTuple):
     """A forward that has begun."""
 
     network: Network
-    plan: StepRows
-    pending: Pending[Prediction | None]
+    parts: list[_Part]
+    pending: Pending
 
 
 class RunningStep:
     """A step of the requests of a plan. It begins as soon as it exists, as far as no result is needed."""
 
-    def __init__(self, plan: StepRows, executor: ForwardExecutor, planner: DraftPlanner) -> None:
-        self._executor, self._planner = executor, planner
+    def __init__(self, plan: StepRows, forwards: OomBackoff, planner: DraftPlanner) -> None:
+        self._backoff, self._planner, self._work = forwards, planner, planner.work
         self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
-        self._work = planner.work
         self._mrp_rows: list[int] = []
         self._forwards = [self._begin("backbone", plan)]
-        named = [running for running in self._with_mrp if running.pace is not None]
-        for chains in (True, False):
-            group = [running for running in named if running.chains is chains]
-            if plan := [(running, rows) for running in group if (rows := running.next_refinement_ahead())]:
-                self._forwards += self._begin_refinements(plan)
+        for replays in (True, False):
+            group = [running for running in self._with_mrp if running.replays is replays]
+            self._forwards += self._begin_refinements(_refinements_ahead(group))
 
     def finish(self, counts: Counter[ForwardKind]) -> None:
         """Reads the forwards in their order, passes on their predictions, and begins those that need results.
@@ -81,58 +67,95 @@ class RunningStep:
         self._planner.end(self._mrp_rows)
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
-        """Begins a forward of MRP, and those that can follow it before it is read: as a chain, if the device can."""
-        if not any(running.chains or running.pace for running, _ in plan):
-            return [self._begin("mrp", plan)]
-        chain = self._executor.begin_chain(plan) if any(running.chains for running, _ in plan) else None
-        if chain is None:
-            plan = [(running, rows) for running, rows in plan if not running.waits_without_chain()]
-        ends = accumulate(len(rows) for _, rows in plan)
-        end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
+        """Begins a forward of MRP, and those that can follow it before it is read: as replays, if the device can."""
         forwards: list[_Forward] = []
-        while plan and (chain is None or len(forwards) < len(chain)):
-            pending = None
-            if chain is not None:  # the requests' last rows go on
-                spans = [range(end_of[running] - len(rows), end_of[running]) for running, rows in plan]
-                pending = chain[len(forwards)].of_rows([*joined(*spans)])
-            forwards.append(self._begin("mrp", plan, pending))
-            plan = [(running, rows) for running in end_of if (rows := running.next_refinement_ahead())]
+        requests, replays = [running for running, _ in plan], self._begin_replays(plan)
+        if replays is None:
+            plan = [(running, rows) for running, rows in plan if not running.waits_without_replays()]
+            while plan:
+                forwards.append(self._begin("mrp", plan))
+                plan = _refinements_ahead(requests)
+            return forwards
+        parts = _parts(plan)
+        ends = {running: start + len(rows) for running, rows, start in parts}
+        for pending in replays:
+            if not parts:
+                break
+            forwards.append(self._begun("mrp", parts, pending))
+            # each is over the same rows; a request goes on with its last ones
+            parts = [_Part(running, rows, ends[running] - len(rows)) for running, rows in _refinements_ahead(requests)]
         return forwards
 
-    def _begin(self, network: Network, plan: StepRows, pending: Pending[Prediction | None] | None = None) -> _Forward:
-        """`pending`: the forward if it has begun."""
-        if network == "mrp":
-            self._mrp_rows.append(sum(len(rows) for _, rows in plan))
-        pending = pending or self._executor.begin(network, plan)
-        end = 0
-        for running, rows in plan:
-            start, end = end, end + len(rows)
+    def _begin_replays(self, plan: StepRows) -> list[Pending] | None:
+        if not any(running.replays for running, _ in plan):
+            return None
+        counts = [1 + running.num_replays for running, rows in plan for _ in rows]
+        return self._backoff.begin_replays([row for _, rows in plan for row in rows], counts)
+
+    def _begin(self, network: Network, plan: StepRows) -> _Forward:
+        """Begins a forward. A request that has no memory for a row alone fails, and the others go on without it."""
+        while True:
+            parts = _parts(plan)
+            rows = [row for part in parts for row in part.rows]
             try:
-                running.begin(rows, pending.anchors[start:end])
+                pending = self._backoff.begin(network, rows) if rows else done(())
+                return self._begun(network, parts, pending)
+            except RowOutOfMemory as error:
+                too_large = max((part for part in parts if part.start <= error.index), key=attrgetter("start"))
+                too_large.running.fail(
+                    OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0)
+                )
+                plan = [(running, rows) for running, rows in plan if running is not too_large.running]
+
+    def _begun(self, network: Network, parts: list[_Part], pending: Pending) -> _Forward:
+        if network == "mrp":
+            self._mrp_rows.append(sum(len(part.rows) for part in parts))
+        for running, rows, start in parts:
+            try:
+                running.begin(rows, pending.anchors[start : start + len(rows)])
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-        return _Forward(network, plan, pending)
+        return _Forward(network, parts, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
-        kinds: list[ForwardKind] = []
-        end = 0
-        results = cast(list[Prediction], forward.pending())  # or None, for a row that had no memory
-        for running, rows in forward.plan:
-            start, end = end, end + len(rows)
+        all_kinds: list[ForwardKind] = []
+        results = forward.pending()
+        for running, rows, start in forward.parts:
             if running.finish_reason is not None:
                 continue
-            predictions = results[start:end]
-            if None in predictions:
-                running.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
-                continue
+            predictions, kinds = list(results[start : start + len(rows)]), kinds_of(rows)
+            all_kinds += kinds
+            running.stats.count(kinds)
             try:
                 if forward.network == "mrp":
-                    kinds += running.receive_refinement(rows, predictions)
+                    running.receive_refinement(rows, predictions)
                 else:
-                    kinds += running.receive_predictions(rows, predictions)
+                    running.receive_predictions(rows, predictions)
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-        counts.update(kinds)
+        counts.update(all_kinds)
+
+
+def kinds_of(rows: Sequence[Row]) -> tuple[ForwardKind, ...]:
+    """The kinds of a request's rows in a forward. A commit counts if nothing else does, a denoise beside no drafts."""
+    if len(rows) == 1:
+        return (rows[0].kind,)
+    kinds = {row.kind for row in rows}
+    if len(kinds) > 1:
+        kinds.discard("commit")
+    if "verify" in kinds:
+        kinds.discard("denoise")
+    return tuple(kinds)
+
+
+def _parts(plan: StepRows) -> list[_Part]:
+    ends = accumulate(len(rows) for _, rows in plan)
+    return [_Part(running, rows, end - len(rows)) for (running, rows), end in zip(plan, ends, strict=True)]
+
+
+def _refinements_ahead(requests: Iterable[RunningRequest]) -> StepRows:
+    live = [running for running in requests if running.finish_reason is None]
+    return [(running, rows) for running in live if (rows := running.next_refinement_ahead())]
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

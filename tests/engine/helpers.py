@@ -99,7 +99,7 @@ class CheckingRunner(RunnerWrapper):
         self.shown_to_mrp: set[int] = set()
         self.compared = 0
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         with_states = known_rows(rows, self.config.mask_token_id)
         #: the states that rows wrongly supposed to be complete: no row after them counts
         self.incomplete = {

@@ -58,7 +58,7 @@ class Device(RunnerWrapper):
         self.num_unread = 0
         self.unread: list[int] = []
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         pending = self.runner.begin(network, rows)
         self.num_unread += 1
 

@@ -224,15 +224,15 @@ def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
     expected, aborted, events = expected_answers(requests), set[str](), defaultdict[str, list[BlockEvent]](list)
     limits = {"max_rows": rng.choice([12, 24, 64]), "max_running": rng.choice([3, 7, 14])}
     engine = engine_on_device(rng.choice([DEAR_ROWS, SLOW_HOST]), draft_candidates=8, **limits)
-    begin_chain = engine._runner.begin_chain
+    begin_replays = engine._runner.begin_replays
 
     def counted(rows, counts):
         nonlocal num_chains
-        chain = begin_chain(rows, counts)
+        chain = begin_replays(rows, counts)
         num_chains += chain is not None and rows[0].anchor is not None
         return chain
 
-    engine._runner.begin_chain = counted
+    engine._runner.begin_replays = counted
     for request in requests:
         engine.submit(request)
     while engine.has_work:
@@ -252,7 +252,7 @@ def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
 
 def begin_hook(engine, before):
     """Lets `before` see the rows of every forward and chain that begins, and whether it is ahead of results."""
-    begin, begin_chain = engine._runner.begin, engine._runner.begin_chain
+    begin, begin_replays = engine._runner.begin, engine._runner.begin_replays
 
     def hooked(network, rows):
         before(rows, ahead=bool(engine._steps))
@@ -260,9 +260,9 @@ def begin_hook(engine, before):
 
     def hooked_chain(rows, counts):
         before(rows, ahead=bool(engine._steps))
-        return begin_chain(rows, counts)
+        return begin_replays(rows, counts)
 
-    engine._runner.begin, engine._runner.begin_chain = hooked, hooked_chain
+    engine._runner.begin, engine._runner.begin_replays = hooked, hooked_chain
 
 
 def continued(requests: Sequence[GenerationRequest], whole: Answers) -> list[GenerationRequest]:

@@ -19,8 +19,9 @@ from service.decode.drafts import tree
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
 from service.engine.forward.model_forward import Network
+from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.rows import Row, apart, masked_row
-from service.engine.forward.runner import ModelRunner, OomBackoff
+from service.engine.forward.runner import ModelRunner
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
@@ -172,7 +173,7 @@ def measure(
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
     def run() -> None:
-        OomBackoff().begin(partial(runner.begin, network), rows)()
+        OomBackoff(runner).begin(network, rows)()
 
     return run
 
@@ -181,9 +182,9 @@ def _together(runner: ModelRunner, rows: list[Row], count: int) -> Callable[[], 
     """MRP's forwards for drafts, of which some begin before one is read."""
 
     def run() -> None:
-        begin, backoff = partial(runner.begin, "mrp"), OomBackoff()
-        forwards: Sequence[Callable[[], object]] | None = runner.begin_chain(rows, [count] * len(rows))
-        for forward in forwards or [backoff.begin(begin, rows) for _ in range(count)]:
+        backoff = OomBackoff(runner)
+        replays = backoff.begin_replays(rows, [count] * len(rows))
+        for forward in replays or [backoff.begin("mrp", rows) for _ in range(count)]:
             forward()
 
     return run
@@ -194,7 +195,7 @@ def _turns(runner: ModelRunner, row: Row, backbone: Curve, clock: Callable[[], f
 
     def several(rows: int) -> Callable[[], object]:
         def run() -> None:
-            begin, members = partial(OomBackoff().begin, partial(runner.begin, "backbone")), apart(row, rows)
+            begin, members = partial(OomBackoff(runner).begin, "backbone"), apart(row, rows)
             pending = begin(members)
             for _ in range(_AHEAD):
                 following = begin(members)

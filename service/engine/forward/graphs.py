@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.chains import ChainBuffers, ChainResults, ChainTables, SentChain
+from service.engine.forward.replays import ChainBuffers, ChainResults, ChainTables, SentChain
 from service.engine.forward.row_states import StateRows
 from service.engine.forward.rows import Anchor, AnchorRows, Row
 from service.engine.memory_plan import GRAPH_ROWS

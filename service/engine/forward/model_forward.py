@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from service.engine.forward.chains import ChainBuffers, ChainTables, SampleChained
+from service.engine.forward.replays import ChainBuffers, ChainTables, SampleChained
 from service.engine.forward.draft_vocabulary import choose_candidates
 from service.engine.forward.graphs import Capture, CudaCapture, GraphForward, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.logits_sampler import TritonLogitsSampler
@@ -100,7 +100,7 @@ class ModelForward:
         """Plans a chain over a group of rows, for MRP with anchors. None if there is no graph for it."""
         if self.graphs is None:
             return None
-        keep_states = any(row.after is not None for row in group.members)
+        keep_states = any(row.previous is not None for row in group.members)
         inputs = self._inputs(group.members, keep_states=keep_states)._replace(chain=chain)
         if inputs.anchors is None:
             call = self._denoising

@@ -1,7 +1,7 @@
 """The states of rows that the device knows first: a forward reveals its picks there, and the next one reads them.
 
-So a forward begins before the host has read the forward before it. A `Row` with `after` reads the state that an earlier
-row led to. A row with a `rule` reveals its picks. On a CPU, where a forward is over once it has begun, the rules reveal
+So a forward begins before the host has read the forward before it. A `Row` with a `previous` one reads the
+state to which that row led. A row with a `rule` reveals its picks. On a CPU, where a forward is over once it has begun, the rules reveal
 the picks; on CUDA kernels do (`state_kernels.py`).
 """
 
@@ -27,22 +27,22 @@ from service.model.transfer import PackedTables, SentTable
 
 def has_states(rows: Sequence[Row]) -> bool:
     """Whether the device keeps the states of a forward's rows."""
-    return any(row.after is not None or row.rule is not None for row in rows)
+    return any(row.previous is not None or row.rule is not None for row in rows)
 
 
 def known_rows(rows: Sequence[Row], mask_token_id: int) -> Sequence[Row]:
     """The rows with their states, once the forwards before them are over."""
-    if all(row.after is None for row in rows):
+    if all(row.previous is None for row in rows):
         return rows
-    return [row if row.after is None else _with_state(row, mask_token_id) for row in rows]
+    return [row if row.previous is None else _with_state(row, mask_token_id) for row in rows]
 
 
 def _with_state(row: Row, mask_token_id: int) -> Row:
-    if row.after is None or row.after.output.states is None:
+    if row.previous is None or row.previous.output.states is None:
         raise AssertionError("a row is to read the state after a row that revealed nothing")
-    tokens = row.after.output.states[row.after.row].tolist()
+    tokens = row.previous.output.states[row.previous.row].tolist()
     state = Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
-    return replace(row, state=state, after=None, writes_kv=row.writes_kv and state.complete)
+    return replace(row, state=state, previous=None, writes_kv=row.writes_kv and state.complete)
 
 
 class StateRows:
@@ -55,15 +55,15 @@ class StateRows:
         self._parts, starts, size = list[Tensor](), dict[int, int](), 0
         sources = np.full(len(rows), -1, np.int32)
         for index, row in enumerate(rows):
-            if row.after is None:
+            if row.previous is None:
                 continue
-            output = row.after.output
+            output = row.previous.output
             if output.states is None:
                 raise AssertionError("a row is to read the state after a row that revealed nothing")
             if id(output) not in starts:
                 self._parts.append(output.states)
                 starts[id(output)], size = size, size + len(output.states)
-            sources[index] = starts[id(output)] + row.after.row
+            sources[index] = starts[id(output)] + row.previous.row
         self._sources = tables.add(sources)
 
     def write(self, tokens: Tensor, pages: PagedAttend) -> None:

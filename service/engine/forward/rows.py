@@ -17,7 +17,7 @@ from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
 from service.decode.rules import Rule
-from service.engine.request import LogprobsRequest, SamplingParams
+from service.engine.request import ForwardKind, LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
 from service.model.transfer import PackedTables
 
@@ -88,6 +88,7 @@ class Row(Struct, frozen=True, gc=False):
     writes_kv: bool
     sampling: SamplingParams | None = None  # of its masked positions; None: its output is not sampled
     rescore: tuple[int, ...] = ()  # revealed positions that are read, too: the probability of the token there
+    kind: ForwardKind = "denoise"
     anchor: Anchor | None = None  # the earlier row whose hidden states a row of MRP reads
     entropy: bool = False  # whether the entropies of the masked positions are computed
     drafts: bool = False  # whether MRP's picks of the block are drafts only, so that candidates suffice
@@ -97,8 +98,8 @@ class Row(Struct, frozen=True, gc=False):
     adjustments: tuple[LogitAdjustment, ...] = ()
     #: The earlier row, with a rule, whose picks lead to this row's state. Then the host does not know the state yet:
     #: `state` only has as many masked positions.
-    after: Anchor | None = None
-    rule: Rule | None = None  # reveals picks on the device (`row_states.py`), for a row `after` this one
+    previous: Anchor | None = None
+    rule: Rule | None = None  # reveals picks on the device (`row_states.py`), for a row that names this one `previous`
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False

@@ -2,7 +2,6 @@
 
 Forwards begin now and are read later. The partition decides which rows share a forward, the model forward computes
 hidden states, the sampler chooses tokens.
-`OomBackoff` tries forwards that run out of memory again with half the rows, and remembers the size that fitted.
 """
 
 import dataclasses
@@ -11,7 +10,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -20,12 +18,13 @@ from torch import Tensor
 from service.decode.block import Block
 from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
-from service.engine.forward.chains import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
+from service.engine.forward.replays import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
+from service.engine.forward.oom_backoff import attempt
 from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
-from service.engine.forward.pending import Pending, done
+from service.engine.forward.pending import Pending
 from service.engine.forward.row_states import has_states, known_rows
 from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampler import Sampler
@@ -33,15 +32,10 @@ from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.forward.warm_up import WarmUpRows
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
-from service.model.device import free_bytes, is_out_of_memory, measure_peak
+from service.model.device import free_bytes, measure_peak
 from service.model.transfer import HostCopies, PackedTables
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
-#: the number of full forwards after which the limit of rows doubles
-_PATIENCE = 256
 
 #: the maximum of rows of a warm-up forward where there are no graphs
 _EAGER_ROWS = 64
@@ -50,7 +44,7 @@ _EAGER_ROWS = 64
 class ModelRunner:
     """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none.
 
-    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may be `after` earlier
+    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may name `previous`
     ones, whose results the host has not read.
     """
 
@@ -144,7 +138,7 @@ class ModelRunner:
             if self._num_candidates:
                 chains.append(drafting)
         for chain in chains:
-            attempt(partial(self.begin_chain, counts=[1] * len(rows)), chain)
+            attempt(partial(self.begin_replays, counts=[1] * len(rows)), chain)
 
     def _warm_up_states(self) -> None:
         """Starts the kernels of a row that is after another one."""
@@ -154,10 +148,10 @@ class ModelRunner:
             row = replace(row, drafts=bool(drafts))
             [anchor] = self._begin_unchained("backbone", [row]).anchors
             network: Network = "mrp" if drafts else "backbone"
-            following = replace(row, state=state, after=anchor, anchor=anchor if drafts else None)
+            following = replace(row, state=state, previous=anchor, anchor=anchor if drafts else None)
             self._begin_unchained(network, [following])()
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
         The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning. The results
@@ -165,13 +159,13 @@ class ModelRunner:
         """
         if network == "backbone":
             self._copies.begin()  # no earlier result waits for this forward
-            chain = self.begin_chain(rows, [1] * len(rows))
+            chain = self.begin_replays(rows, [1] * len(rows))
             if chain is not None:
                 return chain[0]
         return self._begin_unchained(network, rows)
 
     @torch.inference_mode()
-    def _begin_unchained(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def _begin_unchained(self, network: Network, rows: Sequence[Row]) -> Pending:
         """As `begin`. The sampler follows the forward, over the positions that are read alone."""
         if self.device.type == "cpu":  # earlier forwards are over
             rows = known_rows(rows, self.config.mask_token_id)
@@ -198,12 +192,12 @@ class ModelRunner:
         return pending if in_order else pending.sorted_by(order)
 
     @torch.inference_mode()
-    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending[Prediction]] | None:
+    def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending] | None:
         """Begins a chain of MRP's forwards. Each reads the states after the picks of the one before.
 
         The rows have anchors; without them the chain is one forward of the backbone. `counts`: the forwards in which
         each takes part; a chain of drafts may be shorter. -> one for each forward, with a Prediction for every row. A
-        row may be `after` the last one it took part in. None if the device needs the host within the chain.
+        row may name the last one `previous` it took part in. None if the device needs the host within the chain.
         """
         graphs, length, mask = self.model.graphs, self.config.block_size, self.config.mask_token_id
         if graphs is None or not self._chains or not can_chain(rows, counts):
@@ -238,60 +232,6 @@ def _chained(
     batch: SamplingBatch, output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
 ) -> list[Prediction]:
     return chain_predictions(batch, output, copied()[0][number].numpy())
-
-
-class OomBackoff:
-    """The limit of rows of one network's forwards. A failure halves it. After `_PATIENCE` full forwards it doubles."""
-
-    def __init__(self) -> None:
-        self.limit: int | None = None
-        self._num_full = 0
-
-    def begin(
-        self, forward: Callable[[Sequence[Row]], Pending[Prediction]], rows: Sequence[Row]
-    ) -> Pending[Prediction | None]:
-        """Begins the rows' forwards. -> a Prediction for every row, None if a row alone has no memory.
-
-        `forward`: begins a forward over rows. Rows stay in order, so a row still reads the KV that rows before it
-        wrote. Memory is allocated when a forward begins.
-        """
-        forwards: list[Pending[Any]] = []  # of predictions, or of None
-        before, start = self.limit, 0
-        while start < len(rows):
-            chunk = rows[start : start + (self.limit or len(rows))]
-            pending = attempt(forward, chunk)
-            if pending is not None:
-                if self.limit is not None and len(chunk) >= self.limit:
-                    self._num_full += 1
-                    if self._num_full == _PATIENCE:
-                        self.limit, self._num_full = 2 * self.limit, 0
-                forwards.append(pending)
-                start += len(chunk)
-            elif len(chunk) > 1:
-                self.limit, self._num_full = len(chunk) // 2, 0
-            else:  # one row alone is too large: other rows keep the limit
-                self.limit, self._num_full = before, 0
-                forwards.append(done([None]))
-                start += 1
-        if len(forwards) == 1:
-            return forwards[0]
-        anchors = [anchor for pending in forwards for anchor in pending.anchors]
-        return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
-
-
-def attempt(forward: Callable[[Sequence[Row]], _T], rows: Sequence[Row]) -> _T | None:
-    """Begins rows' forwards. None if there is no memory for them."""
-    try:
-        return forward(rows)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        _log.warning("a forward over %d rows ran out of memory: %s", len(rows), str(error))
-    # Here, after the handler, the traceback is gone, and with it the tensors of the forward. For the same reason the
-    # log gets the text of the error only.
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    return None
 
 
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:

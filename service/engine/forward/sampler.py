@@ -119,7 +119,7 @@ class PlannedSampling:
         """The index in the batch of each row of the parts' values."""
         return np.concatenate([part.indices for part in self._parts])
 
-    def begin(self, hidden: Tensor, copies: HostCopies, states: Tensor | None = None) -> Pending[Prediction]:
+    def begin(self, hidden: Tensor, copies: HostCopies, states: Tensor | None = None) -> Pending:
         """Begins without waiting for the device. hidden `[R, L, H]`. `copies`: get the results.
 
         `states` `[R, L]`: in these the picks of rows with rules are revealed; None if no row has one.

@@ -74,7 +74,7 @@ class Capturing:
     def clock(self) -> float:
         return self.now
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         if (network, padded(len(rows))) not in self._captured:
             self._captured.add((network, padded(len(rows))))
             self.now += CAPTURE_S
@@ -82,7 +82,7 @@ class Capturing:
         picks = [Pick(position, 7, 0.5) for position in range(self.config.block_size)]
         return done([prediction_of(picks) for _ in rows])
 
-    def begin_chain(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """There is no graph for a chain."""
 
 
@@ -93,7 +93,7 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         self.seconds += self._times.seconds(network, len(rows))
         if network == "backbone":
             self.seconds += self._times.host.at(len({id(row.pages) for row in rows}))

@@ -88,7 +88,7 @@ def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pyte
     runner = ModelRunner(tiny_checkpoint(1), 24)
     begin, sizes = runner.begin, []
 
-    def small(network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def small(network: Network, rows: Sequence[Row]) -> Pending:
         sizes.append(len(rows))
         if len(rows) > 8:
             raise torch.OutOfMemoryError
@@ -112,7 +112,7 @@ class Slow:
     def clock(self) -> float:
         return self.now
 
-    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         count = len(rows)
         self.now += self._seconds(count) * (1 if count in self.sizes else 3)
         self.sizes.append(count)

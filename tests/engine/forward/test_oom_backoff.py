@@ -11,9 +11,11 @@ from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine
-from service.engine.forward.pending import done
+from service.engine.forward.model_forward import Network
+from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, OomBackoff
+from service.engine.forward.oom_backoff import OomBackoff, RowOutOfMemory
+from service.engine.forward.runner import ModelRunner
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.async_engine import AsyncEngine
@@ -61,10 +63,14 @@ def tokens(events: Sequence[BlockEvent]) -> tuple[int, ...]:
     return tuple(token for event in events for token in event.token_ids)
 
 
-def read(
-    backoff: OomBackoff, forward: Callable[[Sequence[Row]], list[Prediction]], rows: Sequence[Row]
-) -> list[Prediction | None]:
-    return backoff.begin(lambda chunk: done(forward(chunk)), rows)()
+class Forward:
+    """A runner whose forwards are a function of their rows."""
+
+    def __init__(self, forward: Callable[[Sequence[Row]], list[Prediction]]) -> None:
+        self.forward = forward
+
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
+        return done(self.forward(rows))
 
 
 class TestRowsThatFit:
@@ -74,7 +80,7 @@ class TestRowsThatFit:
 
     def handles(
         self, count: int, fits: Callable[[list[int]], bool], backoff: OomBackoff | None = None
-    ) -> tuple[list[int | None], list[list[int]]]:
+    ) -> tuple[list[int], list[list[int]]]:
         calls: list[list[int]] = []
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
@@ -84,21 +90,24 @@ class TestRowsThatFit:
             calls.append(indices)
             return [prediction_of((), handle=index) for index in indices]
 
-        predictions = read(backoff or OomBackoff(), forward, [self.row(index) for index in range(count)])
-        return [prediction and prediction.handle for prediction in predictions], calls
+        backoff = backoff or OomBackoff(Forward(forward))
+        backoff.runner = Forward(forward)
+        predictions = backoff.begin("backbone", [self.row(index) for index in range(count)])()
+        return [prediction.handle for prediction in predictions], calls
 
     def test_halves_in_order_when_there_is_less(self) -> None:
         assert self.handles(5, lambda rows: len(rows) <= 2) == ([0, 1, 2, 3, 4], [[0, 1], [2, 3], [4]])
 
     @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(CPU_MESSAGE), MemoryError()])
-    def test_a_row_that_does_not_fit_gets_no_prediction(self, error: Exception) -> None:
+    def test_a_row_that_does_not_fit_is_named(self, error: Exception) -> None:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise error
 
-        assert read(OomBackoff(), forward, [self.row(0)]) == [None]
+        with pytest.raises(RowOutOfMemory, match="no memory for row 0 alone"):
+            OomBackoff(Forward(forward)).begin("mrp", [self.row(0)])
 
     def test_the_limit_of_rows_is_remembered_and_doubled_later(self) -> None:
-        room, backoff = 10, OomBackoff()
+        room, backoff = 10, OomBackoff(Forward(lambda rows: []))
 
         def step() -> list[int]:
             handles, calls = self.handles(64, lambda rows: len(rows) <= room, backoff)
@@ -111,17 +120,20 @@ class TestRowsThatFit:
             last = step()
         assert last == [64]
 
-    def test_a_row_that_never_fits_takes_no_other_with_it_and_makes_no_others_smaller(self) -> None:
-        backoff = OomBackoff()
-        assert self.handles(8, lambda rows: 4 not in rows, backoff)[0] == [0, 1, 2, 3, None, 5, 6, 7]
-        assert backoff.limit is None
+    def test_a_row_that_never_fits_is_named_and_makes_later_forwards_no_smaller(self) -> None:
+        backoff = OomBackoff(Forward(lambda rows: []))
+        with pytest.raises(RowOutOfMemory) as raised:
+            self.handles(8, lambda rows: 4 not in rows, backoff)
+        assert raised.value.index == 4
+        assert self.handles(8, lambda rows: True, backoff)[1] == [[*range(8)]]
 
     def test_the_cpus_own_words(self) -> None:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             torch.empty(2**60, dtype=torch.uint8)
             return []
 
-        assert read(OomBackoff(), forward, [self.row(0)]) == [None]
+        with pytest.raises(RowOutOfMemory):
+            OomBackoff(Forward(forward)).begin("backbone", [self.row(0)])
 
     def test_the_failed_forwards_tensors_are_free_before_the_next_try(self) -> None:
         tensors, alive = weakref.WeakSet[torch.Tensor](), list[int]()
@@ -133,7 +145,7 @@ class TestRowsThatFit:
                 raise torch.OutOfMemoryError
             return [prediction_of((), handle=tensor.shape)] * len(rows)
 
-        read(OomBackoff(), forward, [self.row(0), self.row(1)])
+        OomBackoff(Forward(forward)).begin("backbone", [self.row(0), self.row(1)])()
         assert alive == [0, 0, 0]
 
 

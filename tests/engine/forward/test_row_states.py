@@ -59,7 +59,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
         if after is not None:
             masked = draw(st.integers(len(state.masked), length)) if sub_block is None else len(state.masked)
             supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
-            row = replace(row, state=supposed, after=after, writes_kv=True)
+            row = replace(row, state=supposed, previous=after, writes_kv=True)
         named.append(row)
     return named, with_states, sub_block
 
@@ -93,8 +93,8 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     named, with_states, sub_block = world
     length, rng = len(with_states[0].state.tokens), np.random.default_rng(seed)
     for row in named:
-        if row.after is not None:
-            row.after.output.states.data = row.after.output.states.to(device)
+        if row.previous is not None:
+            row.previous.output.states.data = row.previous.output.states.to(device)
     assert known_rows(named, MASK) == with_states
 
     tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length, sub_block)
@@ -111,7 +111,7 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     wanted = _tensor([row.state for row in with_states])
     assert torch.equal(tokens.tensor.cpu(), wanted)
     assert torch.equal(states.states.cpu(), wanted)
-    final = [then.state.complete or row.after is None for row, then in zip(named, with_states, strict=True)]
+    final = [then.state.complete or row.previous is None for row, then in zip(named, with_states, strict=True)]
     assert pages.tables[0].tolist() == final
     assert pages.tables[1].tolist() == [page if stays else -1 for page, stays in enumerate(final)]
 

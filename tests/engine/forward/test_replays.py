@@ -15,7 +15,7 @@ from service.decode.modes import Direct
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.rules import ConfidenceAbove, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from service.engine import SamplingParams
-from service.engine.forward.chains import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
+from service.engine.forward.replays import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
 from service.engine.forward.logits_sampler import TritonLogitsSampler, sample
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, tokens_and_positions

@@ -1,0 +1,250 @@
+"""A running request of a block-diffusion model: the rows that its policy's queries need.
+
+A finished block is stored by a row in the same forward as the next block's first evaluation (`stored_blocks.py`).
+Where outputs are shifted, that row reads the next block's first position, and the evaluation follows (`_with_first`).
+Where its mode and the device allow it, the next rows begin before the last ones are read (`lookahead.py`).
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from msgspec.structs import replace
+
+from service.decode.block import MASKED, Block
+from service.decode.first_token import decode_after_first
+from service.decode.policy import Evaluate, Prediction, Refine
+from service.decode.registry import only_drafts
+from service.engine.decoding_request import DecodingRequest, of_state
+from service.engine.forward.rows import Anchor, Row
+from service.engine.lookahead import DraftsAhead, Lookahead
+from service.engine.running_request import Admitted
+
+
+class DiffusionRequest(DecodingRequest):
+    """A running request whose blocks are denoised."""
+
+    __slots__ = ("_draft_vocabulary", "_drafts_ahead", "_lookahead", "_only_drafts", "_row", "_shifted")
+
+    def __init__(self, admitted: Admitted) -> None:
+        request, model, lease, _, drafts, ahead = admitted
+        self._shifted = model.shifted
+        super().__init__(admitted)
+        self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
+        uses_candidates = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
+        self._row = Row(  # of the block's states, without them
+            Block(()),
+            self._index,
+            lease.pages,
+            writes_kv=False,
+            sampling=request.sampling,
+            entropy=self._rule.needs_entropy,
+            drafts=uses_candidates,
+            logprobs=request.logprobs,
+            unsampled=() if self._edit_tokens else model.edit_token_ids or (),
+        )
+        self._lookahead: Lookahead | None = None  # None: no row begins before the predictions of earlier ones are read
+        self._drafts_ahead: DraftsAhead | None = None
+        if not ahead or self._rule.device_picks is None or request.grammar is not None:
+            return
+        if uses_candidates and not self._shifted:
+            self._drafts_ahead = DraftsAhead(self._rule, drafts, self._block_size)
+        pace, filtered = request.mode.pace, request.sampling.draws_filtered
+        if pace is not None and not self._adjuster and request.logprobs is None:
+            refines = pace.mrp_steps > 0 and filtered
+            if pace.is_fixed or not (self._shifted or refines):
+                self._lookahead = Lookahead(pace, self._rule, model, self.blocks, drafts)
+                self.replays = pace.mrp_steps > 0 and not filtered and not self._shifted
+        self.replays |= self._drafts_ahead is not None
+
+    # Its next rows
+
+    @property
+    def num_rows(self) -> int:
+        stored, query = len(self.blocks.unwritten), self._query
+        if stored and self._shifted and self._reads_first:
+            return stored
+        if self._num_unread:
+            return stored + (0 if self._lookahead is None or self.waits else self._lookahead.num_rows)
+        return stored + (len(query.states) if isinstance(query, Evaluate) else 0)
+
+    @property
+    def waits(self) -> bool:
+        if not self._num_unread:
+            return False
+        return self._lookahead is None or self._lookahead.next is None or not self._lookahead.is_open
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether the first position is read next, by a row of the block before."""
+        query = self._query
+        if self._num_unread:
+            following = None if self._lookahead is None else self._lookahead.next
+            return following is not None and following.previous is None
+        return isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
+
+    def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
+        rows, query = self._rows_to_store(budget, prompt_budget), self._query
+        if len(rows) < len(self.blocks.unwritten):
+            return rows
+        if self._shifted and self._reads_first:
+            return self._with_first(rows, budget)
+        states: list[Row] = []
+        if not self._num_unread:
+            states = self._rows(query) if isinstance(query, Evaluate) else states
+        elif self._lookahead is not None:
+            states = self._lookahead.rows(self._row)
+        return [*rows, *states] if len(rows) + len(states) <= budget else rows
+
+    def expected_gains(self, rows: list[Row]) -> list[float]:
+        query = self._query
+        if self._num_unread or not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
+            return []
+        return self.drafts.expected_gains(query.gains)
+
+    def next_refinement(self) -> list[Row]:
+        if self.finish_reason is not None or self._num_unread:
+            return []
+        if isinstance(self._query, Refine):
+            return [*self.blocks.for_mrp, self._refined(self._query)]
+        return list(self.blocks.for_mrp)
+
+    def next_refinement_ahead(self) -> list[Row]:
+        drafts, lookahead = self._drafts_ahead, self._lookahead
+        if drafts is not None and isinstance(self._query, Refine):
+            return drafts.rows() if 0 < self._num_unread <= self.num_replays else []
+        if lookahead is None:
+            return []
+        rows = lookahead.refined_rows(self._row)
+        return [*self.blocks.for_mrp, *rows] if rows or not self.waits else []
+
+    @property
+    def num_replays(self) -> int:
+        if self._drafts_ahead is not None:
+            return self._drafts_ahead.num_ahead(self._query)
+        return 0 if self._lookahead is None else max(0, self._lookahead.num_refined - 1)
+
+    def waits_without_replays(self) -> bool:
+        lookahead = self._lookahead
+        if lookahead is None or lookahead.pace.gate is None or not self._num_unread:
+            return False
+        lookahead.next = None
+        return True
+
+    def _rows(self, query: Evaluate) -> list[Row]:
+        row, lookahead = self._row, self._lookahead
+        if query.top_logprobs:
+            row = replace(row, logprobs=self.request.logprobs_with(query.top_logprobs))
+        if query.edit:
+            row = replace(row, rescore=query.edit, edits=True)
+        if lookahead is not None and len(query.states) == 1 and (lookahead.pace.mrp_steps > 0 or lookahead.is_open):
+            row = replace(row, rule=self._rule)
+        first, *drafted = query.states
+        rows = [replace(row, state=first, index=self._index)]
+        rows += [replace(rows[0], state=state, kind="verify") for state in drafted]
+        return [self._constrained(row) for row in rows] if self._masks or self._adjuster else rows
+
+    def _refined(self, query: Refine) -> Row:
+        row = replace(
+            self._row,
+            state=query.state,
+            index=self._index,
+            rescore=query.rescore,
+            kind="mrp",
+            anchor=query.after.handle,
+            logprobs=None if self._only_drafts else self.request.logprobs,
+            rule=None if self._drafts_ahead is None else self._rule,
+        )
+        return self._constrained(row) if self._masks or self._adjuster else row
+
+    def _constrained(self, row: Row) -> Row:
+        """The row with its state's token mask and adjustments."""
+        mask, adjuster = self._masks.get(row.state), self._adjuster
+        adjustments = adjuster.adjustments(row.state, mask, row.rescore) if adjuster else ()
+        return replace(row, mask=mask, adjustments=adjustments)
+
+    def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
+        """The rows to store. The last one also reads the first position of the block that is decoded.
+
+        If its block is stored already, as the prompt's last one may be, it is computed again and not stored.
+        """
+        if not budget:
+            return rows
+        read = self._row if self._num_unread else self._rows(cast(Evaluate, self._query))[0]
+        stored = rows.pop() if rows else self._stored_row(self._index - 1)
+        return [
+            *rows,
+            replace(
+                stored,
+                sampling=read.sampling,
+                mask=read.mask,
+                logprobs=read.logprobs,
+                adjustments=read.adjustments,
+                opens_next=True,
+                unsampled=read.unsampled,
+            ),
+        ]
+
+    # Its forwards
+
+    def begin(self, rows: list[Row], anchors: Sequence[Anchor]) -> None:
+        stored = self.blocks.begin(rows, anchors)
+        row = rows[-1]
+        if row.sampling is None:
+            return
+        self._num_unread += 1
+        if self._drafts_ahead is not None and row.kind == "mrp":
+            self._drafts_ahead.begin(row, anchors[-1])
+        elif self._lookahead is not None and not row.opens_next:
+            self._lookahead.begin(rows[stored:], anchors[stored:])
+
+    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+        if rows[-1].sampling is None:
+            return
+        self._num_unread -= 1
+        first = next(index for index, row in enumerate(rows) if row.sampling is not None)
+        row, read = rows[first], predictions[first:]
+        if row.opens_next:
+            self._answer((replace(read[0], positions=(0,)),))
+            return
+        if row.writes_kv:  # whether its state was complete is known now
+            if self._index == row.index:
+                read = read[:1]
+            elif len(read) == 1:
+                return
+            else:
+                row, read = rows[first + 1], read[1:]
+        if row.previous is not None:
+            read = [of_state(read[0], self._canvas.block)]
+        self._answer(tuple(read))
+
+    def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> None:
+        """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
+        if rows[-1].sampling is None:
+            return
+        self._num_unread -= 1
+        self.drafts.refinements += 1
+        query = self._query
+        for row, prediction in zip(rows, predictions, strict=True):
+            if isinstance(query, Refine) and row.anchor == query.after.handle:
+                self._answer_refine(row, prediction, query)
+                return
+
+    def _answer_refine(self, row: Row, prediction: Prediction, query: Refine) -> None:
+        drafts = self._drafts_ahead
+        if row.previous is not None:
+            if drafts is not None and not drafts.follows:
+                return
+            prediction = of_state(prediction, query.state)
+        self._answer((prediction,))
+        if drafts is not None:
+            drafts.receive(prediction, query.state, self._query)
+
+    def _answer(self, predictions: tuple[Prediction, ...]) -> None:
+        self._send(predictions)
+        if self._lookahead is not None and self.finish_reason is None and not isinstance(self._query, Refine):
+            self._lookahead.settle(self._index, self._canvas.block)
+
+    def _start_block(self, head: tuple[int, ...] = ()) -> None:
+        super()._start_block(head)
+        if self._shifted:
+            self._decoding = decode_after_first(self.request.mode, self._canvas)

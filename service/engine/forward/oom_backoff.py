@@ -1,0 +1,102 @@
+"""Forwards that run out of memory are tried again with half the rows. The size that fitted is remembered.
+
+Memory is allocated when a forward begins. Rows stay in order, so a row still reads the KV that rows before it wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from service.engine.forward.model_forward import Network
+from service.engine.forward.pending import Pending
+from service.engine.forward.rows import Row
+from service.model.device import is_out_of_memory
+
+if TYPE_CHECKING:
+    from service.engine.forward.runner import ModelRunner
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: the number of full forwards after which the limit of rows doubles
+_PATIENCE = 256
+
+
+class RowOutOfMemory(Exception):
+    """The device has no memory for one row alone. `index`: the row's."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the device has no memory for row {index} alone")
+        self.index = index
+
+
+@dataclass(slots=True)
+class _Limit:
+    """The most rows of one network's forwards, None for all. `num_full`: the full forwards since it changed."""
+
+    rows: int | None = None
+    num_full: int = 0
+
+    def count(self, rows: int) -> None:
+        if self.rows is None or rows < self.rows:
+            return
+        self.num_full += 1
+        if self.num_full == _PATIENCE:
+            self.rows, self.num_full = 2 * self.rows, 0
+
+
+class OomBackoff:
+    """Begins the forwards of a runner. A failure halves the limit of rows, `_PATIENCE` full ones double it."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._limits: defaultdict[Network, _Limit] = defaultdict(_Limit)
+
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
+        """As `ModelRunner.begin`. RowOutOfMemory if a row alone has no memory: the limit is then as before."""
+        forwards: list[Pending] = []
+        limit, start = self._limits[network], 0
+        before = limit.rows
+        while start < len(rows):
+            chunk = rows[start : start + (limit.rows or len(rows))]
+            pending = attempt(partial(self.runner.begin, network), chunk)
+            if pending is not None:
+                limit.count(len(chunk))
+                forwards.append(pending)
+                start += len(chunk)
+            elif len(chunk) > 1:
+                limit.rows, limit.num_full = len(chunk) // 2, 0
+            else:
+                limit.rows, limit.num_full = before, 0
+                raise RowOutOfMemory(start)
+        if len(forwards) == 1:
+            return forwards[0]
+        anchors = [anchor for pending in forwards for anchor in pending.anchors]
+        return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
+
+    def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending] | None:
+        """As `ModelRunner.begin_replays`. None also if the device has no memory for them."""
+        return attempt(partial(self.runner.begin_replays, counts=counts), rows)
+
+
+def attempt(forward: Callable[[Sequence[Row]], _T], rows: Sequence[Row]) -> _T | None:
+    """Begins rows' forwards. None if there is no memory for them."""
+    try:
+        return forward(rows)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _log.warning("a forward over %d rows ran out of memory: %s", len(rows), str(error))
+    # Here, after the handler, the traceback is gone, and with it the tensors of the forward. For the same reason the
+    # log gets the text of the error only.
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return None

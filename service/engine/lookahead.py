@@ -1,0 +1,201 @@
+"""Steps ahead: the next rows of one request, named before the predictions of its last ones are read.
+
+Only their tokens are unknown, and these stay on the device (`forward/row_states.py`). The policy sees the predictions
+later, in their order. Where the answer ends earlier, a row that was begun ahead is dropped.
+
+    a forward begins over a state, and its picks leave      the rows of the next forward
+    masks, for sure                                         the block's
+    no masks, for sure                                      the block's, only to store it, and the next block's first
+    perhaps no masks: the prediction decides                the block's, which stores it if it is complete, and the next
+                                                            block's first. What follows is known once the host has read
+                                                            the forward before (`settle`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from service.decode.block import MASKED, Block
+from service.decode.mode import Pace
+from service.decode.policy import Prediction, Query, Refine
+from service.decode.rules import Rule
+from service.engine.drafting.planner import RequestDrafts
+from service.engine.forward.rows import Anchor, Row
+from service.engine.stored_blocks import StoredBlocks, unknown_state
+from service.model.config import ModelConfig
+
+
+class NextRow(Struct, frozen=True, gc=False):
+    """The next row that a request can name. `masked`: the number of its state's masked positions, at most.
+
+    `previous`: the row that leads to its state; None: nothing of the block is revealed. `num_refined`: the most
+    forwards of MRP before the backbone's next one. `perhaps_complete`: whether the next block's first row goes along.
+    """
+
+    index: int
+    masked: int
+    previous: Anchor | None
+    num_refined: int = 0
+    perhaps_complete: bool = False
+
+
+class Unsettled(NamedTuple):
+    """The last rows that have begun, where the first one's state may be complete. A second one is the next block's.
+
+    `num_refined`: as of `NextRow`.
+    """
+
+    rows: Sequence[Row]
+    anchors: Sequence[Anchor]
+    num_refined: int
+
+
+class Lookahead:
+    """The rows ahead of one request, by its mode's pace. `next`: the next row if it can be named."""
+
+    __slots__ = (
+        "_blocks", "_draft_masks", "_drafts", "_gate", "_num_pages", "_rule", "_size", "_sub_block", "next", "pace",
+        "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, pace: Pace, rule: Rule, model: ModelConfig, blocks: StoredBlocks, drafts: RequestDrafts) -> None:
+        self.pace, self._rule, self._gate = pace, rule, pace.gate or rule
+        self._size, self._sub_block, self._draft_masks = model.block_size, model.sub_block_size, model.draft_masks
+        self._blocks, self._drafts, self._num_pages = blocks, drafts, blocks.num_pages
+        self.next: NextRow | None = None
+        self.unsettled: Unsettled | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next rows are worth naming: no drafts are to be read, and a second row for each request is free.
+
+        Where the prediction decides the number of picks, a block may be complete, so the next block's row goes along.
+        """
+        return not self._drafts.drafts_next() and (self.pace.is_fixed or self._drafts.planner.rows_are_free())
+
+    @property
+    def num_refined(self) -> int:
+        """The most forwards of MRP that follow before the backbone's next one."""
+        last = self.unsettled or self.next
+        return 0 if last is None else last.num_refined
+
+    @property
+    def num_rows(self) -> int:
+        return 0 if self.next is None else 1 + self.next.perhaps_complete
+
+    def rows(self, row: Row) -> list[Row]:
+        """The rows of the backbone's next forward. `row`: the request's, without a state."""
+        following = self.next
+        if following is None:
+            return []
+        index, writes_kv = following.index, following.perhaps_complete
+        state, previous = unknown_state(self._size, following.masked), following.previous
+        row = replace(
+            row, state=state, index=index, writes_kv=writes_kv, drafts=False, previous=previous, rule=self._rule
+        )
+        if not writes_kv or index + 1 == self._num_pages:
+            return [row]
+        state = unknown_state(self._size, self._size)
+        return [row, replace(row, state=state, index=index + 1, writes_kv=False, previous=None)]
+
+    def refined_rows(self, row: Row) -> list[Row]:
+        """The rows of MRP's next forward: of the block, and of the next one if the block may be complete."""
+        if not self.num_refined:
+            return []
+        if self.unsettled is not None:
+            rows, anchors, _ = self.unsettled
+            counts = [self._max_masked(row, row.state.tokens.count(MASKED)) for row in rows]
+            return [self._refined(*refined) for refined in zip(rows, counts, anchors, strict=True)]
+        following = cast(NextRow, self.next)
+        return [self._refined(replace(row, index=following.index), following.masked, following.previous)]
+
+    def _refined(self, row: Row, masked: int, anchor: Anchor | None) -> Row:
+        state = unknown_state(self._size, masked)
+        return replace(row, state=state, kind="mrp", anchor=anchor, drafts=False, previous=anchor, rule=self._gate)
+
+    def begin(self, rows: Sequence[Row], anchors: Sequence[Anchor]) -> None:
+        """A forward over these rows of states has begun."""
+        row = rows[0]
+        num_refined, self.next = self.pace.mrp_steps if row.anchor is None else self.num_refined - 1, None
+        if row.writes_kv:
+            self.unsettled = Unsettled(rows, anchors, num_refined)
+            self._blocks.expect(row.index)
+        elif row.rule is not None:
+            self._name_next(row, anchors[0], row.state.tokens.count(MASKED), num_refined)
+
+    def settle(self, index: int, block: Block) -> None:
+        """The host knows the state `block` now, in which the first unsettled row began, or that it was complete.
+
+        `index`: the index of the block that is decoded.
+        """
+        if self.unsettled is None:
+            return
+        ((row, *following), anchors, num_refined), self.unsettled = self.unsettled, None
+        complete = index > row.index
+        self._blocks.settle(row, anchors[0], complete=complete)
+        if num_refined:  # MRP waits for the results
+            return
+        if not complete:
+            self._name_next(row, anchors[0], block.tokens.count(MASKED), 0)
+        elif following:
+            self._name_next(following[0], anchors[1], self._size, 0)
+
+    def _name_next(self, row: Row, anchor: Anchor, masked: int, num_refined: int) -> None:
+        """Names the row after one that has begun. `masked`: the masked positions of its state, at most."""
+        if left := self._max_masked(row, masked):
+            perhaps = self.pace.picks is None or (self.pace.gate is not None and row.anchor is not None)
+            self.next = NextRow(row.index, left, anchor, min(num_refined, left), perhaps)
+        elif row.index + 1 < self._num_pages:
+            self._blocks.add_ahead(row.index, anchor, self._size)
+            self.next = NextRow(row.index + 1, self._size, None)
+
+    def _max_masked(self, row: Row, masked: int) -> int:
+        """The masked positions that the forward over a row leaves, at most."""
+        if row.anchor is not None and self.pace.gate is not None:
+            return masked
+        picks = self.pace.picks or 1
+        if self._sub_block is not None:
+            picks = min(picks, (masked - 1) % self._sub_block + 1)  # the sub-blocks to the right are masks only
+        if self._draft_masks is not None:
+            picks = min(picks, 1 + self._draft_masks)
+        return max(0, masked - picks)
+
+
+class DraftsAhead:
+    """MRP's forwards for drafts that begin before the last one is read: each of the state after the rule's picks."""
+
+    __slots__ = ("_drafts", "_last", "_rule", "_size", "follows")
+
+    def __init__(self, rule: Rule, drafts: RequestDrafts, block_size: int) -> None:
+        self._rule, self._drafts, self._size = rule, drafts, block_size
+        self._last: tuple[Row, Anchor] | None = None  # the last row that has begun, and its anchor
+        self.follows = False  # whether the query is about the state after the picks of the last one that was read
+
+    def num_ahead(self, query: Query | None) -> int:
+        """The forwards that may begin before the query's is read."""
+        return self._drafts.num_chained(query.ahead) if isinstance(query, Refine) else 0
+
+    def rows(self) -> list[Row]:
+        if self._last is None:
+            return []
+        row, anchor = self._last
+        masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
+        if masked < 1:
+            return []
+        return [replace(row, state=unknown_state(self._size, masked), anchor=anchor, previous=anchor)]
+
+    def begin(self, row: Row, anchor: Anchor) -> None:
+        self._last = row, anchor
+
+    def receive(self, prediction: Prediction, state: Block, query: Query | None) -> None:
+        """The policy has read the prediction of a state, and asks the query."""
+        self.follows = (
+            isinstance(query, Refine)
+            and query.after.handle == prediction.handle
+            and query.state == state.reveal(self._rule(prediction))
+        )
+        self._drafts.followed += self.follows
