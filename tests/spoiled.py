@@ -9,8 +9,9 @@ from service.engine import Engine
 
 
 def spoil(engine: Engine) -> int:
-    """Every number of pages and buffers becomes NaN, every byte of tables 255. Returns the number of such tensors."""
+    """Numbers of pages and buffers become NaN, bytes of tables 255, states no tokens. -> the number of such tensors."""
     tensors = {tensor.data_ptr(): tensor for tensor in _tensors(engine._runner, set())}
+    engine._runner.model.states.tokens.fill_(2**31 - 1)
     for tensor in tensors.values():
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)

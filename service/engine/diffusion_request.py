@@ -26,7 +26,7 @@ class DiffusionRequest(DecodingRequest):
     __slots__ = ("_draft_vocabulary", "_drafts_ahead", "_lookahead", "_only_drafts", "_row", "_shifted")
 
     def __init__(self, admitted: Admitted) -> None:
-        request, model, lease, _, drafts, ahead = admitted
+        request, model, lease, _, drafts, lines = admitted
         self._shifted = model.shifted
         super().__init__(admitted)
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
@@ -41,10 +41,11 @@ class DiffusionRequest(DecodingRequest):
             drafts=uses_candidates,
             logprobs=request.logprobs,
             unsampled=() if self._edit_tokens else model.edit_token_ids or (),
+            lines=lines,
         )
         self._lookahead: Lookahead | None = None  # None: no row begins before the predictions of earlier ones are read
         self._drafts_ahead: DraftsAhead | None = None
-        if not ahead or self._rule.device_picks is None or request.grammar is not None:
+        if not lines or self._rule.device_picks is None or request.grammar is not None:
             return
         if uses_candidates and not self._shifted:
             self._drafts_ahead = DraftsAhead(self._rule, drafts, self._block_size)
@@ -79,7 +80,7 @@ class DiffusionRequest(DecodingRequest):
         query = self._query
         if self._num_unread:
             following = None if self._lookahead is None else self._lookahead.next
-            return following is not None and following.previous is None
+            return following is not None and following.anchor is None
         return isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
@@ -115,7 +116,8 @@ class DiffusionRequest(DecodingRequest):
         if lookahead is None:
             return []
         rows = lookahead.refined_rows(self._row)
-        return [*self.blocks.for_mrp, *rows] if rows or not self.waits else []
+        # stored blocks of which only the device knows the tokens, too: their lines are soon other blocks'
+        return [*self.blocks.for_mrp, *rows] if rows or lookahead.next is not None else []
 
     @property
     def num_replays(self) -> int:
@@ -194,7 +196,8 @@ class DiffusionRequest(DecodingRequest):
         self._num_unread += 1
         if self._drafts_ahead is not None and row.kind == "mrp":
             self._drafts_ahead.begin(row, anchors[-1])
-        elif self._lookahead is not None and not row.opens_next:
+            stored = len(rows)
+        if self._lookahead is not None:
             self._lookahead.begin(rows[stored:], anchors[stored:])
 
     def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
@@ -213,7 +216,7 @@ class DiffusionRequest(DecodingRequest):
                 return
             else:
                 row, read = rows[first + 1], read[1:]
-        if row.previous is not None:
+        if row.ahead:
             read = [of_state(read[0], self._canvas.block)]
         self._answer(tuple(read))
 
@@ -231,7 +234,7 @@ class DiffusionRequest(DecodingRequest):
 
     def _answer_refine(self, row: Row, prediction: Prediction, query: Refine) -> None:
         drafts = self._drafts_ahead
-        if row.previous is not None:
+        if row.ahead:
             if drafts is not None and not drafts.follows:
                 return
             prediction = of_state(prediction, query.state)

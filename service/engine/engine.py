@@ -88,7 +88,9 @@ class Engine:
         self._pages = PrefixCache(num_pages, config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
         networks = deps.ranks.networks if deps.ranks else ModelForward
-        execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
+        execution = ExecutionConfig(
+            config.attention, config.cuda_graphs, networks=networks, max_running=config.max_running
+        )
         use_device(checkpoint.device)
         runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)
         self._runner, self._max_rows = runner, config.max_rows

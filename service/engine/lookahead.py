@@ -32,13 +32,13 @@ from service.model.config import ModelConfig
 class NextRow(Struct, frozen=True, gc=False):
     """The next row that a request can name. `masked`: the number of its state's masked positions, at most.
 
-    `previous`: the row that leads to its state; None: nothing of the block is revealed. `num_refined`: the most
-    forwards of MRP before the backbone's next one. `perhaps_complete`: whether the next block's first row goes along.
+    `anchor`: the row that leads to its state; None: nothing of the block is revealed. `num_refined`: the most forwards
+    of MRP before the backbone's next one. `perhaps_complete`: whether the next block's first row goes along.
     """
 
     index: int
     masked: int
-    previous: Anchor | None
+    anchor: Anchor | None
     num_refined: int = 0
     perhaps_complete: bool = False
 
@@ -93,14 +93,12 @@ class Lookahead:
         if following is None:
             return []
         index, writes_kv = following.index, following.perhaps_complete
-        state, previous = unknown_state(self._size, following.masked), following.previous
-        row = replace(
-            row, state=state, index=index, writes_kv=writes_kv, drafts=False, previous=previous, rule=self._rule
-        )
+        state, ahead = unknown_state(self._size, following.masked), following.anchor is not None
+        row = replace(row, state=state, index=index, writes_kv=writes_kv, drafts=False, ahead=ahead, rule=self._rule)
         if not writes_kv or index + 1 == self._num_pages:
             return [row]
         state = unknown_state(self._size, self._size)
-        return [row, replace(row, state=state, index=index + 1, writes_kv=False, previous=None)]
+        return [row, replace(row, state=state, index=index + 1, writes_kv=False, ahead=False)]
 
     def refined_rows(self, row: Row) -> list[Row]:
         """The rows of MRP's next forward: of the block, and of the next one if the block may be complete."""
@@ -111,16 +109,20 @@ class Lookahead:
             counts = [self._max_masked(row, row.state.tokens.count(MASKED)) for row in rows]
             return [self._refined(*refined) for refined in zip(rows, counts, anchors, strict=True)]
         following = cast(NextRow, self.next)
-        return [self._refined(replace(row, index=following.index), following.masked, following.previous)]
+        return [self._refined(replace(row, index=following.index), following.masked, following.anchor)]
 
     def _refined(self, row: Row, masked: int, anchor: Anchor | None) -> Row:
         state = unknown_state(self._size, masked)
-        return replace(row, state=state, kind="mrp", anchor=anchor, drafts=False, previous=anchor, rule=self._gate)
+        return replace(row, state=state, kind="mrp", anchor=anchor, drafts=False, ahead=True, rule=self._gate)
 
     def begin(self, rows: Sequence[Row], anchors: Sequence[Anchor]) -> None:
-        """A forward over these rows of states has begun."""
+        """A forward over these rows of states has begun. None: it reads a first position, or drafts."""
+        num_refined, self.next = self.num_refined - 1, None
+        if not rows:
+            return
         row = rows[0]
-        num_refined, self.next = self.pace.mrp_steps if row.anchor is None else self.num_refined - 1, None
+        if row.anchor is None:
+            num_refined = self.pace.mrp_steps
         if row.writes_kv:
             self.unsettled = Unsettled(rows, anchors, num_refined)
             self._blocks.expect(row.index)
@@ -150,7 +152,7 @@ class Lookahead:
             perhaps = self.pace.picks is None or (self.pace.gate is not None and row.anchor is not None)
             self.next = NextRow(row.index, left, anchor, min(num_refined, left), perhaps)
         elif row.index + 1 < self._num_pages:
-            self._blocks.add_ahead(row.index, anchor, self._size)
+            self._blocks.add_ahead(row)
             self.next = NextRow(row.index + 1, self._size, None)
 
     def _max_masked(self, row: Row, masked: int) -> int:
@@ -186,7 +188,7 @@ class DraftsAhead:
         masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
         if masked < 1:
             return []
-        return [replace(row, state=unknown_state(self._size, masked), anchor=anchor, previous=anchor)]
+        return [replace(row, state=unknown_state(self._size, masked), anchor=anchor, ahead=True)]
 
     def begin(self, row: Row, anchor: Anchor) -> None:
         self._last = row, anchor

@@ -25,7 +25,8 @@ from service.model.config import ModelConfig
 class Admitted(NamedTuple):
     """What a request starts with. `lease`: the pages for its whole length; the shared ones of its prompt are written.
 
-    `submitted`: seconds of the engine's clock. `ahead`: whether the device keeps the states of rows.
+    `submitted`: seconds of the engine's clock. `lines`: the first of its two lines of the state table; 0: it has none,
+    and no row begins ahead.
     """
 
     request: GenerationRequest
@@ -33,7 +34,7 @@ class Admitted(NamedTuple):
     lease: Lease
     submitted: float
     drafts: RequestDrafts
-    ahead: bool = False
+    lines: int = 0
 
 
 class RunningRequest(ABC):
@@ -43,12 +44,12 @@ class RunningRequest(ABC):
     """
 
     __slots__ = (
-        "_block_size", "_num_prompt_blocks", "_num_unread", "blocks", "drafts", "finish_reason", "lease", "replays",
-        "request", "stats", "submitted",
+        "_block_size", "_num_prompt_blocks", "_num_unread", "blocks", "drafts", "finish_reason", "lease", "lines",
+        "replays", "request", "stats", "submitted",
     )  # fmt: skip
 
     def __init__(self, admitted: Admitted) -> None:
-        self.request, model, self.lease, self.submitted, self.drafts, _ = admitted
+        self.request, model, self.lease, self.submitted, self.drafts, self.lines = admitted
         lease, drafts, self._block_size = self.lease, self.drafts, model.block_size
         self.stats = RequestStats(self.request, self.submitted, lease.num_shared * self._block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None

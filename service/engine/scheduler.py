@@ -60,7 +60,9 @@ class Scheduler:
         self._left_out: list[RunningRequest] = []
         self._prompts: list[RunningRequest] = []  # those whose prompts may not be stored yet, in the order of `running`
         self._tenants = Counter[str]()  # the running requests of each
-        self._planner, self._ahead = planner, bool(config.async_scheduling)
+        self._planner = planner
+        #: the first of two free lines of the state table, for each request that can start
+        self._lines = [1 + 2 * number for number in range(config.max_running if config.async_scheduling else 0)]
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         size, prompt = self._block_size, request.prompt_token_ids
@@ -87,7 +89,8 @@ class Scheduler:
                 break
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, mrp_steps)
-            running = _running(Admitted(request, self._model, lease, first.submitted, drafts, self._ahead))
+            lines = self._lines.pop() if self._lines else 0
+            running = _running(Admitted(request, self._model, lease, first.submitted, drafts, lines))
             if self._pages.shares:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
@@ -250,6 +253,8 @@ class Scheduler:
         self._tenants -= Counter([running.request.sharing.tenant])  # keeps no zero
         self._publish(running)
         self._pages.release(running.lease)
+        if running.lines:  # forwards that have begun are computed before a later request's
+            self._lines.append(running.lines)
         running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:

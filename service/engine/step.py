@@ -8,13 +8,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from operator import attrgetter
 from typing import NamedTuple
 
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import Network
-from service.engine.forward.oom_backoff import OomBackoff, RowOutOfMemory
-from service.engine.forward.pending import Pending, done
+from service.engine.forward.oom_backoff import OomBackoff
+from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.request import ForwardKind
 from service.engine.running_request import RunningRequest
@@ -93,26 +92,18 @@ class RunningStep:
         return self._backoff.begin_replays([row for _, rows in plan for row in rows], counts)
 
     def _begin(self, network: Network, plan: StepRows) -> _Forward:
-        """Begins a forward. A request that has no memory for a row alone fails, and the others go on without it."""
-        while True:
-            parts = _parts(plan)
-            rows = [row for part in parts for row in part.rows]
-            try:
-                pending = self._backoff.begin(network, rows) if rows else done(())
-                return self._begun(network, parts, pending)
-            except RowOutOfMemory as error:
-                too_large = max((part for part in parts if part.start <= error.index), key=attrgetter("start"))
-                too_large.running.fail(
-                    OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0)
-                )
-                plan = [(running, rows) for running, rows in plan if running is not too_large.running]
+        pending = self._backoff.begin(network, [row for _, rows in plan for row in rows])
+        return self._begun(network, _parts(plan), pending)
 
     def _begun(self, network: Network, parts: list[_Part], pending: Pending) -> _Forward:
         if network == "mrp":
             self._mrp_rows.append(sum(len(part.rows) for part in parts))
         for running, rows, start in parts:
+            end = start + len(rows)
             try:
-                running.begin(rows, pending.anchors[start : start + len(rows)])
+                if any(start <= index < end for index in pending.too_large):
+                    raise OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0)
+                running.begin(rows, pending.anchors[start:end])
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         return _Forward(network, parts, pending)

@@ -51,10 +51,10 @@ class StoredBlocks:
             self._add_row(Row(block, index, self._lease.pages, writes_kv=True, kind=kind))
         self._share()
 
-    def add_ahead(self, index: int, previous: Anchor, block_size: int) -> None:
-        """A block is finished by the row `previous`. The device knows its tokens."""
-        state = unknown_state(block_size, 0)
-        self._add_row(Row(state, index, self._lease.pages, writes_kv=True, kind="commit", previous=previous))
+    def add_ahead(self, row: Row) -> None:
+        """The picks of a row finish its block. The device knows its tokens."""
+        state = unknown_state(len(row.state.tokens), 0)
+        self._add_row(Row(state, row.index, row.pages, writes_kv=True, kind="commit", ahead=True, lines=row.lines))
 
     def _add_row(self, row: Row) -> None:
         self.unwritten.append(row)
@@ -92,7 +92,8 @@ class StoredBlocks:
         if not complete:
             self._next = row.index
         elif self._uses_mrp and row.anchor is None:
-            self.for_mrp.append(_for_mrp(replace(row, state=unknown_state(len(row.state.tokens), 0)), anchor))
+            known = replace(row, state=Block(self._finished[-1]), ahead=False)  # its line is soon another block's
+            self.for_mrp.append(_for_mrp(known, anchor))
         else:
             self._store(1)
 

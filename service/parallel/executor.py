@@ -296,10 +296,8 @@ class DriverNetworks(ModelForward):
         super().__init__(checkpoint, num_pages, shapes, execution)
         self._executor = executor
 
-    def plan(
-        self, network: Network, group: RowGroup, tables: PackedTables, *, keep_states: bool = False
-    ) -> PlannedForward:
-        local = super().plan(network, group, tables, keep_states=keep_states)
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        local = super().plan(network, group, tables)
         return PlannedForward(local.order, lambda: self._executor.run(local, network, group))
 
     def seal(self) -> None:

@@ -18,7 +18,6 @@ from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.row_states import known_rows
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
 from service.engine.prefix_cache import Lease, PrefixCache
@@ -100,7 +99,7 @@ class CheckingRunner(RunnerWrapper):
         self.compared = 0
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
-        with_states = known_rows(rows, self.config.mask_token_id)
+        with_states = self.model.states.known(rows)
         #: the states that rows wrongly supposed to be complete: no row after them counts
         self.incomplete = {
             (id(row.pages), row.index)

@@ -134,18 +134,20 @@ def choose_candidate(grid, logits, candidates, other_weights, param_table, out, 
     out[:, 2], out[:, 3] = torch.special.entr(read.softmax(-1)).sum(-1), 0
 
 
-def place_states(grid, tokens, states, earlier, sources, final, targets, mask_token, **_):
-    states.copy_(tokens.flatten()[: states.numel()].view_as(states))
-    there = (sources >= 0).nonzero()[:, 0]
-    states[there] = earlier[sources[there].long()]
-    tokens.view(-1, states.shape[1])[: len(states)] = states
-    incomplete = there[(states[there] == mask_token).any(1)]
-    final[incomplete], targets[incomplete] = 0, -1
+def place_states(grid, tokens, table, lines, final, targets, mask_token, *, L, **_):
+    for row, line in enumerate(lines.tolist()):
+        state = tokens.view(-1, L)[row]
+        if line > 0:
+            table[line] = state
+        elif line < 0:
+            state.copy_(table[-line])
+            if (state == mask_token).any():
+                final[row], targets[row] = 0, -1
 
 
 def locate_positions(grid, states, table, positions, param_table, mask_token, *, L, DRAFTS, SHIFT, **_):
-    for index, (row, number, low, high, start) in enumerate(table.tolist()):
-        masked = (states[row] == mask_token).nonzero()[:, 0].tolist()
+    for index, (row, number, low, high, start, line) in enumerate(table.tolist()):
+        masked = (states[line] == mask_token).nonzero()[:, 0].tolist()
         if 0 <= number < len(masked):
             at = row * L + masked[number] - SHIFT
             if DRAFTS:
@@ -164,61 +166,55 @@ def _noise_keys(*parts):
     return torch.from_numpy(words.view(np.int32).reshape(*words.shape, 2))
 
 
-def reveal_picks(grid, states, values, order, table, mask_token, **_):
-    numbers = table[:, 3].contiguous().view(torch.float32), table[:, 4:6].flatten().view(torch.float64)
-    for state, (first, order_and_reads, count, *_), threshold, bound in zip(
-        states, table.tolist(), *numbers, strict=True
-    ):
-        reads, by = divmod(order_and_reads, 4)
-        masked = (state == mask_token).nonzero()[:reads, 0]
-        if not len(masked):
-            continue
-        tokens, confidences, entropies, _ = values[order[first : first + len(masked)].long()].unbind(1)
-        prediction = Prediction(range(len(masked)), tokens.tolist(), confidences.tolist(), entropies=entropies.tolist())
-        if by == CONFIDENCE:
-            picks = prediction.most_confident(count) if count else ()
-        elif by == JOINTLY:
-            picks = JointlyAbove(bound)(prediction)
-        else:
-            indices = entropies.sort(stable=True).indices.tolist() if by == ENTROPY else range(len(masked))
-            bounded = bound < torch.inf
-            picks = (
-                entropy_bounded(prediction, indices, bound, count) if bounded else prediction.picked(indices[:count])
-            )
-        chosen = {pick.position for pick in picks} | set((confidences > threshold).nonzero()[:, 0].tolist())
-        for index in chosen:
-            state[masked[index]] = tokens[index].view(torch.int32)
-
-
-def begin_chained(grid, states, table, param_table, mask_token, *, L, **_):
-    seeds, starts = table[:, 4:6].contiguous().view(torch.int64), table[:, 6:7]
+def begin_replay(grid, states, params, param_table, mask_token, *, L, **_):
+    seeds, starts = params[:, 4:6].contiguous().view(torch.int64), params[:, 6:7]
     is_revealed = states != mask_token
     revealed = is_revealed.sum(1, keepdim=True)
-    param_table[:, :2] = table[:, 2:4].repeat_interleave(L, 0)
+    param_table[:, :2] = params[:, 2:4].repeat_interleave(L, 0)
     param_table[is_revealed.flatten(), 1] = -1
     param_table[:, 2:4] = _noise_keys(seeds, starts + torch.arange(L), revealed).flatten(0, 1)
 
 
-def reveal_chained(grid, states, drawn, table, values, mask_token, *, L, **_):
-    for row, (number, limit, *_rest) in enumerate(table.tolist()):
-        masked = (states[row] == mask_token).nonzero()[:, 0]
-        if number >= limit or not len(masked):
-            continue
-        numbers = values[number, row, : len(masked)]
-        numbers.copy_(drawn[row * L + masked])
-        if table[row, 7] % 4 == JOINTLY:
-            threshold, sure = table[row, 10:12].view(torch.float64), table[row, 12:14].view(torch.float64)
-            tokens, confidences, *_columns = numbers.unbind(1)
-            prediction = Prediction(masked.tolist(), tokens.tolist(), confidences.tolist())
-            picks = JointlyAbove(threshold.item() / sure.item())(prediction)
-            for pick in picks:
-                states[row, pick.position] = tokens.view(torch.int32)[masked == pick.position]
-            sure *= prod(pick.confidence for pick in picks) if picks else torch.nan
-        else:
-            rule = torch.cat([torch.zeros(1, dtype=torch.int32), table[row, 7:12]])
-            rule[1] += 4 * len(masked)
-            reveal_picks(grid, states[row : row + 1], numbers, torch.arange(len(masked)), rule[None], mask_token)
-    table[:, 0] += 1
+def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, *, L, REPLAY, **_):
+    for row, (number, limit, *words) in enumerate(params[: grid[0]].tolist()):
+        line, first, read = words[-3:]
+        state = states[row] if REPLAY else table[line]
+        masked = (state == mask_token).nonzero()[:, 0]
+        if not REPLAY:
+            masked = masked[:read]
+        if number < limit and len(masked):
+            numbers = drawn[row * L + masked if REPLAY else order[first : first + len(masked)].long()]
+            if REPLAY:
+                values[number, row, : len(masked)] = numbers
+            _reveal(state, masked, numbers, params[row, 7:14])
+        if REPLAY and line:
+            table[line] = state
+    if REPLAY:
+        params[:, 0] += 1
+
+
+def _reveal(state, masked, numbers, rule):
+    """Reveals the picks of a rule, five words and two of its `sure`, by the numbers of masked positions."""
+    by, count = rule[0].item() % 4, rule[1].item()
+    threshold, bound, sure = rule[2:3].view(torch.float32), rule[3:5].view(torch.float64), rule[5:7].view(torch.float64)
+    tokens, confidences, entropies, _ = numbers.unbind(1)
+    prediction = Prediction(range(len(masked)), tokens.tolist(), confidences.tolist(), entropies=entropies.tolist())
+    if by == CONFIDENCE:
+        picks = prediction.most_confident(count) if count else ()
+    elif by == JOINTLY:
+        picks = JointlyAbove(bound.item() / sure.item())(prediction)
+        sure *= prod(pick.confidence for pick in picks) if picks else torch.nan
+    elif bound < torch.inf:
+        picks = entropy_bounded(prediction, _ordered(by, entropies), bound.item(), count)
+    else:
+        picks = prediction.picked(_ordered(by, entropies)[:count])
+    chosen = {pick.position for pick in picks} | set((confidences > threshold).nonzero()[:, 0].tolist())
+    for index in chosen:
+        state[masked[index]] = tokens[index].view(torch.int32)
+
+
+def _ordered(by, entropies):
+    return entropies.sort(stable=True).indices.tolist() if by == ENTROPY else range(len(entropies))
 
 
 def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
@@ -277,6 +273,6 @@ KERNELS: dict[str, Callable[..., None]] = {
     for kernel in (
         *(attend, write_kv, find_likeliest, sample, sum_norm, rotate_heads, silu_times),
         *(quantize_rows, multiply, keep_candidates, candidate_logits, choose_candidate),
-        *(place_states, locate_positions, reveal_picks, begin_chained, reveal_chained),
+        *(place_states, locate_positions, reveal_picks, begin_replay),
     )
 }

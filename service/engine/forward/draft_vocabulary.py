@@ -21,7 +21,7 @@ from service.engine.forward.logits_sampler import (
     rule_logits,
     sample,
 )
-from service.engine.forward.row_states import plan_locate
+from service.engine.forward.row_states import StateTable
 from service.engine.forward.rows import Candidates, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model.transfer import PackedTables
@@ -29,8 +29,8 @@ from service.model.transfer import PackedTables
 #: candidates and numbers of hidden states that a program multiplies at once
 _TILE, _STEP = 8, 512
 
-#: hidden states `[R * L, H]`, states `[R, L]` or None -> the table `[M, 4]` of some positions, as of `SampleLogits`
-SamplePart = Callable[[Tensor, Tensor | None], Tensor]
+#: hidden states `[R * L, H]` -> the table `[M, 4]` of some positions, as of `SampleLogits`
+SamplePart = Callable[[Tensor], Tensor]
 
 #: keeps the candidates of positions with these logits `[M, V]`, whose logsumexp is known or None
 Fill = Callable[[Tensor, Tensor | None], None]
@@ -104,29 +104,27 @@ class DraftVocabulary:
 
         return fill
 
-    def plan_sample(self, batch: SamplingBatch, tables: PackedTables, head: Tensor, *, kernels: bool) -> SamplePart:
-        """Plans the choice of tokens from present candidates. `head`: `[V, H]`; `kernels`: whether by Triton.
-
-        -> a function from hidden states `[R * L, H]` to a table as `SampleLogits`, `[M, 4]`. Without kernels the host
-        knows all states, so the function needs none.
-        """
+    def plan_sample(
+        self, batch: SamplingBatch, tables: PackedTables, head: Tensor, states: StateTable | None
+    ) -> SamplePart:
+        """Plans the choice of tokens from present candidates, by Triton with `states`. `head`: `[V, H]`."""
         slots, unknown = self.slots[batch.row, batch.position], batch.unknown
         if slots.min(initial=0, where=~unknown) < 0:
             raise AssertionError("a position is to be drafted whose candidates were not computed")
         earlier, locate = self.joined, None
-        in_operations = not kernels or batch.metadata.masks or bool(batch.metadata.filtered[batch.row].any())
-        if kernels:
+        in_operations = states is None or batch.metadata.masks or bool(batch.metadata.filtered[batch.row].any())
+        if states is not None:
             params = tables.add(_params(batch, slots))
-            locate = plan_locate(batch, self.slots, params, self._mask, tables)
+            locate = states.plan_locate(batch, self.slots, params, tables)
             noisy = tables.add(np.flatnonzero(batch.random)) if in_operations else params
         else:
             positions, indices = tables.add(batch.flat), tables.add(slots)
 
-        def by_operations(flat: Tensor, states: Tensor | None = None) -> Tensor:
+        def by_operations(flat: Tensor) -> Tensor:
             keys = None
-            if kernels:
-                if locate is not None and states is not None:
-                    locate(states)
+            if states is not None:
+                if locate is not None:
+                    locate()
                 keys, slots = noise_keys_of(params.tensor, noisy.tensor), params.tensor[:, 4].long()
                 tokens, logits = earlier.tokens[slots], _candidate_logits(flat, head, earlier, params.tensor)
             else:
@@ -136,9 +134,9 @@ class DraftVocabulary:
             apply_grammar_masks(logits, batch, tokens)
             return sample(logits, batch, self._mask, Candidates(tokens, earlier.other_weight[slots]), keys)
 
-        def by_kernels(flat: Tensor, states: Tensor | None = None) -> Tensor:
-            if locate is not None and states is not None:
-                locate(states)
+        def by_kernels(flat: Tensor) -> Tensor:
+            if locate is not None:
+                locate()
             return choose_candidates(flat, head, earlier, params.tensor, noise=bool(batch.random.any()))
 
         return by_operations if in_operations else by_kernels

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.forward.replays import ChainBuffers, ChainResults, ChainTables, SentChain
-from service.engine.forward.row_states import StateRows
-from service.engine.forward.rows import Anchor, AnchorRows, Row
+from service.engine.forward.replays import ReplayBuffers, ReplayResults, ReplayTables, SentReplays
+from service.engine.forward.row_states import StateTable
+from service.engine.forward.rows import Anchor, AnchorRows
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model.attention import RowKv, TritonBackend
 from service.model.attention.tile_schedule import ScheduleShape
@@ -50,13 +50,13 @@ class CaptureFailed(Exception):
 class Inputs:
     """The inputs of a network: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`.
 
-    `chain`: the buffers of a chain, whose forwards set the tokens and the anchors of the next one.
+    `replays`: the buffers of replays, each of which sets the tokens and the anchors of the next one.
     """
 
     tokens: Tensor
     positions: Tensor
     anchors: Tensor | None = None
-    chain: ChainBuffers | None = None
+    replays: ReplayBuffers | None = None
 
 
 #: -> hidden states `[R, L, H]`
@@ -68,14 +68,16 @@ GraphKey = tuple[NetworkCall, ScheduleShape]
 
 
 class HostInputs(NamedTuple):
-    """The inputs of a network on the host: tokens and positions `[R, L]`, for MRP the anchors."""
+    """The inputs of a network on the host: tokens and positions `[R, L]`, for MRP the anchors.
+
+    `lines`: as of `lines_of`. `replays`: the tables of replays.
+    """
 
     tokens: NDArray[np.int32]
     positions: NDArray[np.int64]
     anchors: Sequence[Anchor] | None = None
-    states_of: Sequence[Row] | None = None  # the rows, if the device keeps their states
-    mask_token_id: int = 0
-    chain: ChainTables | None = None  # the tables of a chain
+    lines: NDArray[np.int32] | None = None
+    replays: ReplayTables | None = None
 
 
 class CudaCapture:
@@ -140,21 +142,21 @@ class Graphs:
     def __init__(
         self,
         attention: TritonBackend,
+        states: StateTable,
         capture: Capture,
-        device: torch.device,
         min_rows: int = 1,
         agree: Callable[[bool], bool] = bool,
     ) -> None:
-        self._attention, self._capture, self._device, self._agree = attention, capture, device, agree
+        self._attention, self._states, self._capture, self._agree = attention, states, capture, agree
         self.sizes = sorted({*GRAPH_ROWS, min_rows})
         self._graphs: dict[GraphKey, _Graph | None] = {}
         self._buffers: dict[int, Tensor] = {}
-        self._chains: dict[tuple[NetworkCall, int], ChainBuffers] = {}
+        self._replays: dict[tuple[NetworkCall, int], ReplayBuffers] = {}
         self._sealed = False
 
     def clear(self) -> None:
         """Drops the graphs and all that they read and write."""
-        for buffers in (self._graphs, self._buffers, self._chains):
+        for buffers in (self._graphs, self._buffers, self._replays):
             buffers.clear()
         self._attention.release()
         self._sealed = False
@@ -192,18 +194,18 @@ class Graphs:
         if self._graphs.get(key) is None and (self._sealed or key in self._graphs):
             return None
         tokens, positions = tables.add(_padded(inputs.tokens, size)), tables.add(_padded(inputs.positions, size))
-        params = None if inputs.chain is None else tables.add(_padded(inputs.chain.params, size))
+        params = None if inputs.replays is None else tables.add(_padded(inputs.replays.params, size))
         attention = tables.add(self._attention.packed(schedule, key[1]))
         graph_bytes = tables.num_bytes
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, inputs.mask_token_id)
-        chain = None
-        if inputs.chain is not None and params is not None:
-            slots = None if inputs.chain.slots is None else tables.add(_padded(inputs.chain.slots, size))
-            chain = SentChain(params, slots, inputs.chain.candidates)
+        lines = None if inputs.lines is None else tables.add(inputs.lines)
+        replays = None
+        if inputs.replays is not None and params is not None:
+            slots = None if inputs.replays.slots is None else tables.add(_padded(inputs.replays.slots, size))
+            replays = SentReplays(params, slots, inputs.replays.candidates)
         graph_tables = tokens, positions, attention
         return GraphForward(
-            key, graph_tables, len(rows), anchors, states, chain, tables=tables, graph_bytes=graph_bytes
+            key, graph_tables, len(rows), anchors, lines, replays, tables=tables, graph_bytes=graph_bytes
         )
 
     def run(self, forward: GraphForward) -> Tensor | None:
@@ -211,10 +213,10 @@ class Graphs:
         graph = self._ready(forward)
         return None if graph is None else graph.replay(forward.num_rows)[0]
 
-    def run_chain(self, forward: GraphForward, count: int) -> ChainResults | None:
-        """Runs the forwards of a chain. None if its capture fails."""
+    def run_replays(self, forward: GraphForward, count: int) -> ReplayResults | None:
+        """Runs `count` replays. None if the capture fails."""
         graph = self._ready(forward)
-        return None if graph is None else graph.replay_chain(forward.num_rows, count)
+        return None if graph is None else graph.replay_and_reveal(forward.num_rows, count)
 
     def _ready(self, forward: GraphForward) -> _Graph | None:
         """The captured graph of a forward, with its tables and inputs. None if its capture fails."""
@@ -223,14 +225,16 @@ class Graphs:
             graph = self._made(forward)
         graph.load(forward)
         if forward.key not in self._graphs:
+            states = self._states.tokens.clone()
             problem = graph.capture(self._capture)
+            self._states.tokens.copy_(states)  # the forward has run once
             if not self._agree(problem is None):
                 self._graphs[forward.key] = None
                 size, reason = len(forward.graph_tables[0].host), problem or "another rank has failed"
                 _log.warning("forwards of %d rows run without a CUDA graph; its capture failed: %s", size, reason)
                 return None
             self._graphs[forward.key] = graph
-            if forward.chain is not None:  # it has run once, which changed its inputs
+            if forward.replays is not None:  # its inputs, too, have changed
                 graph.load(forward)
         return graph
 
@@ -240,19 +244,19 @@ class Graphs:
         num_bytes = attention.start + 4 * self._attention.max_packed(shape) + _POSITION_BYTES * tokens.host.size
         size = 1 << (num_bytes - 1).bit_length()
         if size not in self._buffers:
-            self._buffers[size] = torch.zeros(size, dtype=torch.uint8, device=self._device)
+            self._buffers[size] = torch.zeros(size, dtype=torch.uint8, device=self._states.tokens.device)
         buffer = self._buffers[size]
         attend = self._attention.for_graph(shape, buffer[attention.start :].view(torch.int32))
         like = None if forward.anchors is None else forward.anchors.like
         anchors = None if like is None else like.new_zeros(len(tokens.host), *like.shape[1:])
-        chain = None
-        if forward.chain is not None:
-            params, (rows, length) = forward.chain.params.within(buffer), tokens.host.shape
-            if (network, rows) not in self._chains:
-                self._chains[network, rows] = ChainBuffers.like(params, length, forward.chain.candidates, anchors)
-            chain = replace(self._chains[network, rows], params=params)
-        inputs = Inputs(tokens.within(buffer), positions.within(buffer), anchors, chain)
-        return _Graph(network, attend, buffer, inputs)
+        replays = None
+        if forward.replays is not None:
+            params, (rows, length) = forward.replays.params.within(buffer), tokens.host.shape
+            if (network, rows) not in self._replays:
+                self._replays[network, rows] = ReplayBuffers.like(params, length, forward.replays.candidates, anchors)
+            replays = replace(self._replays[network, rows], params=params)
+        inputs = Inputs(tokens.within(buffer), positions.within(buffer), anchors, replays)
+        return _Graph(network, attend, buffer, inputs, self._states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +267,8 @@ class GraphForward:
     graph_tables: tuple[SentTable, SentTable, SentTable]
     num_rows: int
     anchors: AnchorRows | None
-    states: StateRows | None
-    chain: SentChain | None
+    lines: SentTable | None
+    replays: SentReplays | None
     tables: PackedTables
     graph_bytes: int
 
@@ -278,18 +282,20 @@ def _padded(table: NDArray[_Number], size: int) -> NDArray[_Number]:
 class _Graph:
     """One captured forward, and the tensors it reads. `inputs`, but for the anchors, are views of `buffer`."""
 
-    def __init__(self, network: NetworkCall, attend: PagedAttend, buffer: Tensor, inputs: Inputs) -> None:
-        self._network, self._attend, self._buffer, self._inputs = network, attend, buffer, inputs
+    def __init__(
+        self, network: NetworkCall, attend: PagedAttend, buffer: Tensor, inputs: Inputs, states: StateTable
+    ) -> None:
+        self._network, self._attend, self._buffer, self._inputs, self._states = network, attend, buffer, inputs, states
 
     def load(self, forward: GraphForward) -> None:
         """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
         forward.tables.send(self._buffer, forward.graph_bytes)
-        if forward.states is not None:
-            forward.states.write(self._inputs.tokens, self._attend)
+        if forward.lines is not None:
+            self._states.place(self._inputs.tokens, forward.lines.tensor, self._attend)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
-        if forward.chain is not None and self._inputs.chain is not None:
-            self._inputs.chain.load(forward.chain)
+        if forward.replays is not None and self._inputs.replays is not None:
+            self._inputs.replays.load(forward.replays)
 
     def capture(self, capture: Capture) -> CaptureFailed | None:
         try:
@@ -299,15 +305,17 @@ class _Graph:
         return None
 
     def replay(self, num_rows: int, count: int = 1) -> Tensor:
-        """-> hidden states or anchors of each forward of a chain, or of one forward, `[K, R, L, H]`."""
+        """-> hidden states or anchors of each of `count` replays, `[K, R, L, H]`."""
+        replays = self._inputs.replays
+        hidden = self._result[None] if replays is None or replays.hidden is None else replays.hidden[:count]
+        hidden = hidden[:, :num_rows]
+        out = torch.empty_like(hidden)  # first: replays that have no memory reveal nothing
         for _ in range(count):
             self._replay()
-        chain = self._inputs.chain
-        hidden = self._result[None] if chain is None or chain.hidden is None else chain.hidden[:count]
-        return hidden[:, :num_rows].clone()
+        return out.copy_(hidden)
 
-    def replay_chain(self, num_rows: int, count: int) -> ChainResults:
-        if self._inputs.chain is None:
-            raise AssertionError("the graph is not a chain's")
+    def replay_and_reveal(self, num_rows: int, count: int) -> ReplayResults:
+        if self._inputs.replays is None:
+            raise AssertionError("the graph reveals nothing")
         hidden = self.replay(num_rows, count)
-        return ChainResults(self._inputs.chain.values[:count], hidden, self._inputs.tokens[:num_rows])
+        return ReplayResults(self._inputs.replays.values[:count], hidden)

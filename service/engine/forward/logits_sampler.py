@@ -71,7 +71,7 @@ class TritonLogitsSampler:
         params = tables.add(self._params(batch, min_logit))
         ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
         indices = tables.add(ranked) if len(ranked) else None
-        is_ahead = any(row.previous is not None for row in batch.metadata.rows)
+        is_ahead = any(row.ahead for row in batch.metadata.rows)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         unsampled = batch.metadata.unsampled
 

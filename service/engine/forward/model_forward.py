@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from service.engine.forward.replays import ChainBuffers, ChainTables, SampleChained
 from service.engine.forward.draft_vocabulary import choose_candidates
 from service.engine.forward.graphs import Capture, CudaCapture, GraphForward, Graphs, HostInputs, Inputs, NetworkCall
 from service.engine.forward.logits_sampler import TritonLogitsSampler
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.row_states import StateRows
+from service.engine.forward.replays import ReplayBuffers, ReplayTables, SampleAll
+from service.engine.forward.row_states import StateTable, lines_of
 from service.engine.forward.rows import AnchorRows, Row, anchors_of, tokens_and_positions
 from service.errors import SettingsError
 from service.model.attention import AUTO, AttentionBackend, PagedCache, TritonBackend, attention_backend
@@ -36,13 +36,11 @@ class PlannedForward(NamedTuple):
     """A forward over a group of rows that is planned on the host.
 
     `order`: the order in which the group's rows are computed; padding rows stay last. `run`: sends all tables, and
-    begins the forward. -> hidden states `[R, L, H]` in this order. For MRP they are the next anchors. `states`: the
-    rows' states, in this order, too; None if the device keeps none.
+    begins the forward. -> hidden states `[R, L, H]` in this order. For MRP they are the next anchors.
     """
 
     order: Sequence[int]
     run: Callable[[], Tensor]
-    states: StateRows | None = None
 
 
 class ShapePolicy(NamedTuple):
@@ -55,8 +53,9 @@ class ShapePolicy(NamedTuple):
 class ModelForward:
     """Computes forwards over groups of rows.
 
-    `num_pages`: the pages of its KV cache. `graphs`: the CUDA graphs of forwards; None if they are not captured.
-    `eager_forwards`: the number of forwards on CUDA without a graph. The engine resets it.
+    `num_pages`: the pages of its KV cache. `states`: those that the device knows first. `graphs`: the CUDA graphs of
+    forwards; None if they are not captured. `eager_forwards`: the number of forwards on CUDA without a graph. The
+    engine resets it.
     """
 
     def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
@@ -64,48 +63,42 @@ class ModelForward:
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
         self._edit_tokens = checkpoint.config.edit_token_ids or ()
         self._fixed_shapes = shapes.fixed_shapes
+        self.states = StateTable(execution.max_running, checkpoint.config.block_size, self._mask, checkpoint.device)
         self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
         self._attention = attention_backend(self._cache, execution.attention)
         captured = execution if shapes.fixed_shapes or not waits_for_experts(checkpoint.backbone) else None
-        self.graphs = _graphs_for(self._attention, captured, checkpoint.device, shapes.min_rows)
+        self.graphs = _graphs_for(self._attention, self.states, captured, shapes.min_rows)
         self.num_pages, self.eager_forwards = num_pages, 0
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
         # one object each, as a part of keys
-        self._denoising: NetworkCall = partial(self._chained_hidden, self._backbone_hidden, self._sample)
-        self._drafting: NetworkCall = partial(self._chained_hidden, self._mrp_hidden, self._choose_candidates)
-        self._refining: NetworkCall = partial(self._chained_hidden, self._mrp_hidden, self._sample)
+        self._denoising: NetworkCall = partial(self._replayed, self._backbone_hidden, self._sample)
+        self._drafting: NetworkCall = partial(self._replayed, self._mrp_hidden, self._choose_candidates)
+        self._refining: NetworkCall = partial(self._replayed, self._mrp_hidden, self._sample)
 
-    def plan(
-        self, network: Network, group: RowGroup, tables: PackedTables, *, keep_states: bool = False
-    ) -> PlannedForward:
-        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors.
-
-        `keep_states`: whether the device keeps the states of the rows, which may be after earlier ones.
-        """
+    def plan(self, network: Network, group: RowGroup, tables: PackedTables) -> PlannedForward:
+        """Plans a forward over a group. Its tables come first in `tables`. For MRP the rows have anchors."""
         rows, width, call, graphs = group.members, group.width, self._networks[network], self.graphs
-        inputs = partial(self._inputs, keep_states=keep_states)
-        planned = None if graphs is None else graphs.plan(call, rows, width, inputs(rows), tables)
+        planned = None if graphs is None else graphs.plan(call, rows, width, self._inputs(rows), tables)
         if graphs is None or planned is None:
-            return self._eager(call, rows, width, tables, inputs)
+            return self._eager(call, rows, width, tables)
 
         def run() -> Tensor:
             hidden = graphs.run(planned)
-            return (
-                self._eager(call, rows, width, PackedTables(self._device), inputs).run() if hidden is None else hidden
-            )
+            return self._eager(call, rows, width, PackedTables(self._device)).run() if hidden is None else hidden
 
-        return PlannedForward(range(planned.num_rows), run, planned.states)
+        return PlannedForward(range(planned.num_rows), run)
 
-    def plan_chain(self, group: RowGroup, chain: ChainTables, tables: PackedTables) -> GraphForward | None:
-        """Plans a chain over a group of rows, for MRP with anchors. None if there is no graph for it."""
+    def plan_replays(self, group: RowGroup, replays: ReplayTables, tables: PackedTables) -> GraphForward | None:
+        """Plans replays over a group of rows, for MRP with anchors. None if there is no graph for them."""
         if self.graphs is None:
             return None
-        keep_states = any(row.previous is not None for row in group.members)
-        inputs = self._inputs(group.members, keep_states=keep_states)._replace(chain=chain)
+        inputs = self._inputs(group.members)._replace(replays=replays)
+        if not any(row.ahead for row in group.members):
+            inputs = inputs._replace(lines=None)
         if inputs.anchors is None:
             call = self._denoising
         else:
-            call = self._refining if chain.candidates is None else self._drafting
+            call = self._refining if replays.candidates is None else self._drafting
         return self.graphs.plan(call, group.members, group.width, inputs, tables)
 
     def _eager(
@@ -114,24 +107,23 @@ class ModelForward:
         rows: Sequence[Row],
         width: int | None,
         tables: PackedTables,
-        inputs_of: Callable[[Sequence[Row]], HostInputs],
     ) -> PlannedForward:
         self.eager_forwards += self._device.type == "cuda"
         attend = self._attention.prepare(rows, width)
-        inputs = inputs_of([rows[index] for index in attend.order])
+        inputs = self._inputs([rows[index] for index in attend.order])
         tokens, positions = tables.add(inputs.tokens), tables.add(inputs.positions)
         anchors = None if inputs.anchors is None else AnchorRows(inputs.anchors, tables)
-        states = None if inputs.states_of is None else StateRows(inputs.states_of, tables, self._mask)
+        lines = None if inputs.lines is None else tables.add(inputs.lines)
 
         def run() -> Tensor:
             tables.send()
-            if states is not None:
+            if lines is not None:
                 if not isinstance(attend, PagedAttend):
                     raise AssertionError("only the attention that reads pages where they lie keeps states")
-                states.write(tokens.tensor, attend)
+                self.states.place(tokens.tensor, lines.tensor, attend)
             return call(Inputs(tokens.tensor, positions.tensor, None if anchors is None else anchors.hidden()), attend)
 
-        return PlannedForward(attend.order, run, states)
+        return PlannedForward(attend.order, run)
 
     def seal(self) -> None:
         if self.graphs is not None:
@@ -150,9 +142,9 @@ class ModelForward:
         """Takes the memory of the KV cache again, all pages empty. OutOfMemory changes nothing."""
         self._cache.restore()
 
-    def _inputs(self, rows: Sequence[Row], *, keep_states: bool) -> HostInputs:
-        tables = tokens_and_positions(rows, self._mask)
-        return HostInputs(*tables, anchors_of(rows), rows if keep_states else None, self._mask)
+    def _inputs(self, rows: Sequence[Row]) -> HostInputs:
+        lines = lines_of(rows) if self._device.type == "cuda" else None
+        return HostInputs(*tokens_and_positions(rows, self._mask), anchors_of(rows), lines)
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""
@@ -167,28 +159,28 @@ class ModelForward:
         hidden: Tensor = self._mrp(embedded, inputs.anchors, rotation, attend)
         return hidden
 
-    def _chained_hidden(self, network: NetworkCall, sample: SampleChained, inputs: Inputs, attend: Attend) -> Tensor:
-        """-> hidden states or the next anchors `[R, L, H]`. The next forward of the chain finds its inputs in place.
+    def _replayed(self, network: NetworkCall, sample: SampleAll, inputs: Inputs, attend: Attend) -> Tensor:
+        """-> hidden states or the next anchors `[R, L, H]`. The next replay finds its inputs in place.
 
         Rows of finished blocks keep their anchors, so that each forward writes the same to their pages.
         """
-        hidden, anchors, chain = network(inputs, attend), inputs.anchors, inputs.chain
-        if chain is None or not isinstance(attend, PagedAttend):
-            raise AssertionError("a chain is a graph's")
+        hidden, anchors, replays = network(inputs, attend), inputs.anchors, inputs.replays
+        if replays is None or not isinstance(attend, PagedAttend):
+            raise AssertionError("only graphs are replayed")
         if anchors is not None:
             final = attend.final_rows[0][: len(anchors), None, None] > 0
             anchors.copy_(torch.where(final, anchors, hidden))
-        chain.reveal(hidden, inputs.tokens, sample, self._mask)
+        replays.reveal(hidden, inputs.tokens, sample, self.states)
         return hidden
 
-    def _choose_candidates(self, flat: Tensor, chain: ChainBuffers) -> Tensor:
-        if chain.candidates is None:
-            raise AssertionError("a chain of drafts has candidates")
-        return choose_candidates(flat, self._backbone.head, chain.candidates, chain.positions, noise=True)
+    def _choose_candidates(self, flat: Tensor, replays: ReplayBuffers) -> Tensor:
+        if replays.candidates is None:
+            raise AssertionError("replays of drafts have candidates")
+        return choose_candidates(flat, self._backbone.head, replays.candidates, replays.positions, noise=True)
 
-    def _sample(self, flat: Tensor, chain: ChainBuffers) -> Tensor:
+    def _sample(self, flat: Tensor, replays: ReplayBuffers) -> Tensor:
         sampler = TritonLogitsSampler(self._mask)
-        return sampler.sample_all(self._backbone.logits(flat), chain.positions, self._edit_tokens)
+        return sampler.sample_all(self._backbone.logits(flat), replays.positions, self._edit_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +189,7 @@ class ExecutionConfig:
 
     `attention`: a backend's name (`service/model/attention/registry.py`). `capture`: captures a forward; None: CUDA
     graphs, on CUDA. `networks`: makes the networks, with the arguments of `ModelForward`. `agree`: whether all ranks
-    say yes; None: there is one rank.
+    say yes; None: there is one rank. `max_running`: the most requests whose states the device keeps.
     """
 
     attention: str = AUTO
@@ -205,18 +197,19 @@ class ExecutionConfig:
     capture: Capture | None = None
     networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=ModelForward)
     agree: Callable[[bool], bool] | None = None
+    max_running: int = 8
 
 
 def _graphs_for(
-    attention: AttentionBackend, execution: ExecutionConfig | None, device: torch.device, min_rows: int
+    attention: AttentionBackend, states: StateTable, execution: ExecutionConfig | None, min_rows: int
 ) -> Graphs | None:
     """The graphs. None if the device has none, the attention cannot be captured, or the configuration excludes them."""
     if execution is None:
         return None
-    several_ranks = execution.agree is not None
+    device, several_ranks = states.tokens.device, execution.agree is not None
     capture = execution.capture
     if capture is None and device.type == "cuda":
         capture = CudaCapture(device, several_ranks=several_ranks)
     if capture is None or not execution.cuda_graphs or not isinstance(attention, TritonBackend):
         return None
-    return Graphs(attention, capture, device, min_rows, execution.agree or bool)
+    return Graphs(attention, states, capture, min_rows, execution.agree or bool)

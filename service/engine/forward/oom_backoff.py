@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from service.decode.policy import Prediction
 from service.engine.forward.model_forward import Network
-from service.engine.forward.pending import Pending
+from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
 from service.model.device import is_out_of_memory
 
@@ -28,14 +29,6 @@ _T = TypeVar("_T")
 
 #: the number of full forwards after which the limit of rows doubles
 _PATIENCE = 256
-
-
-class RowOutOfMemory(Exception):
-    """The device has no memory for one row alone. `index`: the row's."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(f"the device has no memory for row {index} alone")
-        self.index = index
 
 
 @dataclass(slots=True)
@@ -61,26 +54,28 @@ class OomBackoff:
         self._limits: defaultdict[Network, _Limit] = defaultdict(_Limit)
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
-        """As `ModelRunner.begin`. RowOutOfMemory if a row alone has no memory: the limit is then as before."""
-        forwards: list[Pending] = []
+        """As `ModelRunner.begin`. A row that is too large alone leaves the limit as it was before."""
+        forwards, too_large = list[Pending](), list[int]()
         limit, start = self._limits[network], 0
         before = limit.rows
         while start < len(rows):
             chunk = rows[start : start + (limit.rows or len(rows))]
             pending = attempt(partial(self.runner.begin, network), chunk)
-            if pending is not None:
-                limit.count(len(chunk))
-                forwards.append(pending)
-                start += len(chunk)
-            elif len(chunk) > 1:
+            if pending is None and len(chunk) > 1:
                 limit.rows, limit.num_full = len(chunk) // 2, 0
-            else:
+                continue
+            if pending is None:
                 limit.rows, limit.num_full = before, 0
-                raise RowOutOfMemory(start)
-        if len(forwards) == 1:
+                pending = done([Prediction((), (), ())])
+                too_large.append(start)
+            else:
+                limit.count(len(chunk))
+            forwards.append(pending)
+            start += len(chunk)
+        if len(forwards) == 1 and not too_large:
             return forwards[0]
         anchors = [anchor for pending in forwards for anchor in pending.anchors]
-        return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()])
+        return Pending(anchors, lambda: [prediction for pending in forwards for prediction in pending()], too_large)
 
     def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending] | None:
         """As `ModelRunner.begin_replays`. None also if the device has no memory for them."""

@@ -12,11 +12,13 @@ from service.engine.forward.rows import Anchor
 class Pending(Struct, frozen=True):
     """A forward that has begun. Called, it waits until the forward is done, and returns a result for every row.
 
-    `anchors`: those of its rows, for later forwards.
+    `anchors`: those of its rows, for later forwards. `too_large`: the rows for which alone there was no memory. Their
+    requests end, and nothing is read of them.
     """
 
     anchors: Sequence[Anchor]
     results: Callable[[], Sequence[Prediction]]
+    too_large: Sequence[int] = ()
 
     def __call__(self) -> Sequence[Prediction]:
         return self.results()

@@ -1,8 +1,8 @@
-"""Chains: forwards that follow one another on the device, without the host between them.
+"""Replays: forwards that follow one another on the device, without the host between them.
 
 Each reads the state after the picks of the one before. All are replays of one CUDA graph: the network, the tokens of
 all positions, the reveal, and the next forward's anchors. One copy sends the tables, and one brings all results. A
-forward of the backbone is a chain of one. MRP's drafts are chosen from candidates, if they have any; all other tokens
+forward of the backbone is one replay. MRP's drafts are chosen from candidates, if they have any; all other tokens
 are sampled over the whole vocabulary.
 """
 
@@ -19,22 +19,22 @@ from torch import Tensor
 
 from service.decode.policy import Prediction
 from service.engine.forward.draft_vocabulary import DraftVocabulary
-from service.engine.forward.row_states import rule_words
+from service.engine.forward.row_states import StateTable, row_params
 from service.engine.forward.rows import Candidates, ForwardOutput, Row
 from service.engine.forward.sampler import predictions_of
 from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.model.transfer import SentTable
 
 #: Hidden states `[R * L, H]` -> the table of all positions as of `SampleLogits`, `[R * L, 4]`.
-SampleChained = Callable[[Tensor, "ChainBuffers"], Tensor]
+SampleAll = Callable[[Tensor, "ReplayBuffers"], Tensor]
 
-#: The most forwards of a chain. The most positions of its rows, which the output head reads all: with more, a forward
+#: The most replays at once. The most positions of their rows, which the output head reads all: with more, a forward
 #: takes longer than its launches.
 MAX_FORWARDS, MAX_POSITIONS = 8, 256
 
 
-class ChainTables(NamedTuple):
-    """The tables of R rows on the host. `params` int32 `[R, 14]`: as of `state_kernels.reveal_chained`.
+class ReplayTables(NamedTuple):
+    """The tables of R rows on the host. `params` int32 `[R, 17]`: see `row_params`.
 
     `slots` `[R, L]`: the index of a position's candidates in `candidates`, 0 where it has none. None without drafts.
     """
@@ -44,23 +44,14 @@ class ChainTables(NamedTuple):
     candidates: Candidates | None = None
 
     @classmethod
-    def of(cls, metadata: SamplingMetadata, counts: Sequence[int], drafts: DraftVocabulary | None) -> ChainTables:
+    def of(cls, metadata: SamplingMetadata, counts: Sequence[int], drafts: DraftVocabulary | None) -> ReplayTables:
         """`counts`: the forwards in which a row reveals."""
-        from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
-
-        params = np.zeros((len(counts), 14), np.int32)
-        params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
-        params[:, 3], params[:, 6] = NOISY * metadata.random, metadata.start
-        if drafts is None:  # candidates may be any token
-            params[:, 3] += RESTRICTED * metadata.restricted
-        params[:, 4:6] = metadata.seed.view(np.int32).reshape(-1, 2)
-        params[:, 7:12] = np.stack([rule_words(row.rule) for row in metadata.rows])
-        params[:, 12:] = np.ones(1).view(np.int32)
+        params = row_params(metadata, counts, any_token=drafts is not None)
         return cls(params) if drafts is None else cls(params, np.maximum(drafts.slots, 0), drafts.joined)
 
 
-class SentChain(NamedTuple):
-    """`ChainTables` that are sent, padded to a graph's rows."""
+class SentReplays(NamedTuple):
+    """`ReplayTables` that are sent, padded to a graph's rows."""
 
     params: SentTable
     slots: SentTable | None
@@ -68,11 +59,11 @@ class SentChain(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ChainBuffers:
-    """The tensors that a graph of a chain reads and writes: R rows of L tokens, K forwards, C candidates.
+class ReplayBuffers:
+    """The tensors that a replayed graph reads and writes: R rows of L tokens, K forwards, C candidates.
 
-    `params`: see `ChainTables`. `positions` int32 `[R * L, 6]`: the sampler's parameters. `candidates` `[R * L, C]`:
-    each position's, for drafts. `values` `[K, R, L, 4]`: as of `reveal_chained`. `hidden` `[K, R, L, H]`: the next
+    `params`: see `ReplayTables`. `positions` int32 `[R * L, 6]`: the sampler's parameters. `candidates` `[R * L, C]`:
+    each position's, for drafts. `values` `[K, R, L, 4]`: as of `reveal_picks`. `hidden` `[K, R, L, H]`: the next
     anchors of each forward of MRP.
     """
 
@@ -85,7 +76,7 @@ class ChainBuffers:
     @classmethod
     def like(
         cls, params: Tensor, length: int, candidates: Candidates | None = None, anchors: Tensor | None = None
-    ) -> ChainBuffers:
+    ) -> ReplayBuffers:
         """For blocks of `length` tokens. `params`: where the table will be. `candidates`: some of the same width.
 
         `anchors` `[R, L, H]`: MRP's.
@@ -102,41 +93,35 @@ class ChainBuffers:
         hidden = None if anchors is None else anchors.new_zeros(MAX_FORWARDS, *anchors.shape)
         return cls(params, positions, candidates, values, hidden)
 
-    def load(self, chain: SentChain) -> None:
+    def load(self, sent: SentReplays) -> None:
         """Gathers the candidates, after the tables are sent."""
-        if self.candidates is None or chain.candidates is None or chain.slots is None:
+        if self.candidates is None or sent.candidates is None or sent.slots is None:
             return
-        slots = chain.slots.tensor.view(-1)
-        torch.index_select(chain.candidates.tokens, 0, slots, out=self.candidates.tokens)
-        torch.index_select(chain.candidates.other_weight, 0, slots, out=self.candidates.other_weight)
+        slots = sent.slots.tensor.view(-1)
+        torch.index_select(sent.candidates.tokens, 0, slots, out=self.candidates.tokens)
+        torch.index_select(sent.candidates.other_weight, 0, slots, out=self.candidates.other_weight)
 
-    def reveal(self, hidden: Tensor, states: Tensor, sample: SampleChained, mask_token_id: int) -> None:
-        """Reveals the picks of a forward in the states `[R, L]`. hidden `[R, L, H]`."""
-        from service.engine.forward import state_kernels
-
+    def reveal(self, hidden: Tensor, tokens: Tensor, sample: SampleAll, states: StateTable) -> None:
+        """Reveals the picks of a forward in its `tokens` `[R, L]` and in the state table. hidden `[R, L, H]`."""
         if self.hidden is not None:
             self.hidden.index_copy_(0, self.params[0, :1].long(), hidden[None])
-        length, grid = states.shape[1], (len(states),)
-        sizes = {"L": length, "PAD": 1 << (length - 1).bit_length()}
-        state_kernels.begin_chained[grid](states, self.params, self.positions, mask_token_id, **sizes)
-        drawn = sample(hidden.flatten(0, 1), self)
-        state_kernels.reveal_chained[grid](states, drawn, self.params, self.values, mask_token_id, **sizes)
+        states.begin_replay(tokens, self.params, self.positions)
+        states.reveal_replay(tokens, sample(hidden.flatten(0, 1), self), self.params, self.values)
 
 
-class ChainResults(NamedTuple):
+class ReplayResults(NamedTuple):
     """The results of K forwards over R rows.
 
-    `values` `[K, R of the graph, L, 4]`: as of `reveal_chained`. `states` int32 `[R, L]`: those after the last forward.
-    Both hold until the next replay. `hidden` `[K, R, L, H]`: the anchors.
+    `values` `[K, R of the graph, L, 4]`: as of `reveal_picks`; they hold until the next replay. `hidden`
+    `[K, R, L, H]`: the anchors.
     """
 
     values: Tensor
     hidden: Tensor
-    states: Tensor
 
 
-def can_chain(rows: Sequence[Row], counts: Sequence[int]) -> bool:
-    """Whether rows can be a chain, if all or none of them draft from candidates: each is plain, or stores a block."""
+def can_replay(rows: Sequence[Row], counts: Sequence[int]) -> bool:
+    """Whether rows can be replays, if all or none of them draft from candidates: each is plain, or stores a block."""
     sampled = [row for row in rows if row.sampling is not None]
     if not sampled or len(rows) * len(rows[0].state.tokens) > MAX_POSITIONS:
         return False
@@ -151,8 +136,8 @@ def _is_plain(row: Row) -> bool:
     return not (is_filtered or row.rescore or row.adjustments) and row.mask is None and row.logprobs is None
 
 
-def chain_predictions(batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
-    """The predictions of one forward of a chain. values `[R, L, 4]`, see `reveal_chained`.
+def replay_predictions(batch: SamplingBatch, output: ForwardOutput, values: NDArray[np.float32]) -> list[Prediction]:
+    """The predictions of one replay. values `[R, L, 4]`, see `reveal_picks`.
 
     Later forwards name the first one's positions, too: only the device knows their states (`Prediction.of_positions`).
     """

@@ -1,8 +1,9 @@
-"""The states of rows that the device knows first: a forward reveals its picks there, and the next one reads them.
+"""The state table: the states of blocks that the device knows first. A forward reveals its picks there.
 
-So a forward begins before the host has read the forward before it. A `Row` with a `previous` one reads the
-state to which that row led. A row with a `rule` reveals its picks. On a CPU, where a forward is over once it has begun, the rules reveal
-the picks; on CUDA kernels do (`state_kernels.py`).
+So a forward begins before the host has read the one before it. A request has two lines of the table, for the block that
+is decoded and for the next one. A row with a `rule` reveals its picks in its line, and a row `ahead` reads its state
+there. On a CPU, where a forward is over once it has begun, the rules reveal the picks; on CUDA kernels do
+(`state_kernels.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,136 +20,147 @@ from torch import Tensor
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
 from service.decode.rules import DevicePicks, Rule
-from service.engine.forward.partition import join
-from service.engine.forward.rows import Row
-from service.engine.forward.sampling_batch import SamplingBatch
+from service.engine.forward.rows import Row, tokens_and_positions
+from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
 
 
-def has_states(rows: Sequence[Row]) -> bool:
-    """Whether the device keeps the states of a forward's rows."""
-    return any(row.previous is not None or row.rule is not None for row in rows)
+def lines_of(rows: Sequence[Row]) -> NDArray[np.int32] | None:
+    """The lines of rows, negative for rows ahead, 0 for those without, `[R]`. None if no row has one."""
+    lines = [-row.line if row.ahead else row.line for row in rows]
+    return np.array(lines, np.int32) if any(lines) else None
 
 
-def known_rows(rows: Sequence[Row], mask_token_id: int) -> Sequence[Row]:
-    """The rows with their states, once the forwards before them are over."""
-    if all(row.previous is None for row in rows):
-        return rows
-    return [row if row.previous is None else _with_state(row, mask_token_id) for row in rows]
+class StateTable:
+    """States by line, `tokens` int32 `[1 + 2 * max_running, L]`, the mask token at masked positions.
 
+    Line 0 is nobody's.
+    """
 
-def _with_state(row: Row, mask_token_id: int) -> Row:
-    if row.previous is None or row.previous.output.states is None:
-        raise AssertionError("a row is to read the state after a row that revealed nothing")
-    tokens = row.previous.output.states[row.previous.row].tolist()
-    state = Block(tuple(MASKED if token == mask_token_id else token for token in tokens))
-    return replace(row, state=state, previous=None, writes_kv=row.writes_kv and state.complete)
-
-
-class StateRows:
-    """The states of a group's rows. `states` `[R, L]`: all of them, once they are placed."""
-
-    states: Tensor
-
-    def __init__(self, rows: Sequence[Row], tables: PackedTables, mask_token_id: int) -> None:
+    def __init__(self, max_running: int, length: int, mask_token_id: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(1 + 2 * max_running, length, dtype=torch.int32, device=device)
         self._mask = mask_token_id
-        self._parts, starts, size = list[Tensor](), dict[int, int](), 0
-        sources = np.full(len(rows), -1, np.int32)
-        for index, row in enumerate(rows):
-            if row.previous is None:
-                continue
-            output = row.previous.output
-            if output.states is None:
-                raise AssertionError("a row is to read the state after a row that revealed nothing")
-            if id(output) not in starts:
-                self._parts.append(output.states)
-                starts[id(output)], size = size, size + len(output.states)
-            sources[index] = starts[id(output)] + row.previous.row
-        self._sources = tables.add(sources)
 
-    def write(self, tokens: Tensor, pages: PagedAttend) -> None:
-        """Places the states that only the device knows in the tokens of a forward, `[R, L]` or longer.
+    def known(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows with their states, once the forwards before them are over."""
+        return [self._with_state(row) for row in rows] if any(row.ahead for row in rows) else rows
 
-        Of rows whose states turn out not to be complete, `pages` writes none.
+    def _with_state(self, row: Row) -> Row:
+        if not row.ahead:
+            return row
+        tokens = self.tokens[row.line].tolist()
+        state = Block(tuple(MASKED if token == self._mask else token for token in tokens))
+        return replace(row, state=state, ahead=False, writes_kv=row.writes_kv and state.complete)
+
+    def reveal_by_rules(self, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
+        """Reveals the picks of each row's rule. The host knows the rows' states."""
+        for row, prediction in zip(rows, predictions, strict=True):
+            if row.rule is not None and row.line:
+                picks = row.rule(prediction) if prediction.positions else ()
+                tokens, _ = tokens_and_positions([replace(row, state=row.state.reveal(picks))], self._mask)
+                self.tokens[row.line] = torch.from_numpy(tokens[0])
+
+    def place(self, tokens: Tensor, lines: Tensor, pages: PagedAttend) -> None:
+        """Copies states of rows ahead to the tokens of a forward, `[R, L]` or longer, and the others' to their lines.
+
+        `lines` `[R]`: as of `lines_of`. Of rows whose states turn out not to be complete, `pages` writes none.
         """
         from service.engine.forward import state_kernels
 
-        self.states = tokens.new_empty(len(self._sources.host), tokens.shape[1])
-        earlier = self.states if not self._parts else join(self._parts)
-        state_kernels.place_states[len(self.states),](
-            tokens, self.states, earlier, self._sources.tensor, *pages.final_rows, self._mask, **_sizes(self.states)
+        state_kernels.place_states[len(lines),](
+            tokens, self.tokens, lines, *pages.final_rows, self._mask, **_sizes(tokens)
+        )
+
+    def plan_locate(
+        self, batch: SamplingBatch, positions: SentTable | NDArray[np.int64], params: SentTable, tables: PackedTables
+    ) -> Callable[[], None] | None:
+        """Plans the search for the masked positions of rows whose state only the device knows. None if there are none.
+
+        `positions`, `params`: the tables of the positions, which the result corrects. For draft candidates their slots
+        `[R, L]` come instead of a table: `params` has the positions and their slots.
+        """
+        unknown, metadata = batch.unknown, batch.metadata
+        if not unknown.any():
+            return None
+        masked = np.array([row.state.tokens for row in metadata.rows]) == MASKED
+        before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, metadata.length - 1)]
+        table = np.empty((len(batch), 6), np.int32)
+        table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
+        table[:, 2:4] = metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
+        table[:, 4] = metadata.start[batch.row]
+        table[:, 5] = np.array([row.line for row in metadata.rows])[batch.row]
+        sent, drafts = tables.add(table), isinstance(positions, np.ndarray)
+        at = tables.add(positions.astype(np.int32)) if isinstance(positions, np.ndarray) else positions
+
+        def locate() -> None:
+            from service.engine.forward import state_kernels
+
+            state_kernels.locate_positions[len(batch),](
+                self.tokens, sent.tensor, at.tensor, params.tensor, self._mask,
+                DRAFTS=drafts, SHIFT=metadata.shift, **_sizes(self.tokens),
+            )  # fmt: skip
+
+        return locate
+
+    def plan_reveal(
+        self, batch: SamplingBatch, indices: NDArray[np.int64], tables: PackedTables
+    ) -> Callable[[Tensor], None]:
+        """Plans the reveal of each row's picks. -> a function of the values `[M, 4]`, which are as of `SampleLogits`.
+
+        `indices` `[M]`: the index in the batch of each row of the values.
+        """
+        order = np.empty(len(batch), np.int32)
+        order[indices] = np.arange(len(batch))
+        read = np.bincount(batch.row[batch.chosen], minlength=len(batch.metadata.rows))
+        params = row_params(batch.metadata, [row.rule is not None for row in batch.metadata.rows])
+        params[:, 15], params[:, 16] = read.cumsum() - read, read
+        sent_order, sent = tables.add(order), tables.add(params)
+
+        def reveal(values: Tensor) -> None:
+            from service.engine.forward import state_kernels
+
+            state_kernels.reveal_picks[len(params),](
+                self.tokens, self.tokens, values, sent_order.tensor, sent.tensor, values, self._mask,
+                REPLAY=False, **_sizes(self.tokens),
+            )  # fmt: skip
+
+        return reveal
+
+    def begin_replay(self, states: Tensor, params: Tensor, positions: Tensor) -> None:
+        """The sampler's parameters of all positions of a replay. As of `state_kernels.begin_replay`."""
+        from service.engine.forward import state_kernels
+
+        state_kernels.begin_replay[len(states),](states, params, positions, self._mask, **_sizes(states))
+
+    def reveal_replay(self, states: Tensor, drawn: Tensor, params: Tensor, values: Tensor) -> None:
+        """Reveals the picks of a replay in the states of its rows `[R, L]`. As of `state_kernels.reveal_picks`."""
+        from service.engine.forward import state_kernels
+
+        state_kernels.reveal_picks[len(states),](
+            states, self.tokens, drawn, params, params, values, self._mask, REPLAY=True, **_sizes(states)
         )
 
 
-def plan_locate(
-    batch: SamplingBatch,
-    positions: SentTable | NDArray[np.int64],
-    params: SentTable,
-    mask_token_id: int,
-    tables: PackedTables,
-) -> Callable[[Tensor], None] | None:
-    """Plans the search for the masked positions of rows whose state only the device knows. None if there are none.
+def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: bool = False) -> NDArray[np.int32]:
+    """The words of rows, int32 `[R, 17]`, as of `state_kernels.reveal_picks`. `counts`: the forwards that reveal.
 
-    `positions`, `params`: the tables of the positions, which the result corrects, given all states `[R, L]`. For draft
-    candidates their slots `[R, L]` come instead of a table: `params` has the positions and their slots.
+    `any_token`: whether also `Row.unsampled` may be chosen, as draft candidates may.
     """
-    unknown, length = batch.unknown, batch.metadata.length
-    if not unknown.any():
-        return None
-    masked = np.array([row.state.tokens for row in batch.metadata.rows]) == MASKED
-    before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, length - 1)]
-    table = np.empty((len(batch), 5), np.int32)
-    table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
-    table[:, 2:4] = batch.metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
-    table[:, 4] = batch.metadata.start[batch.row]
-    sent, drafts = tables.add(table), isinstance(positions, np.ndarray)
-    at = tables.add(positions.astype(np.int32)) if isinstance(positions, np.ndarray) else positions
+    from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 
-    def locate(states: Tensor) -> None:
-        from service.engine.forward import state_kernels
-
-        state_kernels.locate_positions[len(batch),](
-            states, sent.tensor, at.tensor, params.tensor, mask_token_id,
-            DRAFTS=drafts, SHIFT=batch.metadata.shift, **_sizes(states),
-        )  # fmt: skip
-
-    return locate
-
-
-def plan_reveal(
-    rows: Sequence[Row], batch: SamplingBatch, indices: NDArray[np.int64], mask_token_id: int, tables: PackedTables
-) -> Callable[[Tensor, Tensor], None]:
-    """Plans the reveal of each row's picks. -> a function of all states `[R, L]`, changed in place, and the values.
-
-    `indices` `[M]`: the index in the batch of each row of the values `[M, 4]`, which are as of `SampleLogits`.
-    """
-    order = np.empty(len(batch), np.int32)
-    order[indices] = np.arange(len(batch))
-    counts = np.bincount(batch.row[batch.chosen], minlength=len(rows))
-    table = np.empty((len(rows), 6), np.int32)
-    table[:, 0] = counts.cumsum() - counts
-    rules = {row.rule for row in rows}
-    table[:, 1:] = rule_words(rules.pop()) if len(rules) == 1 else np.stack([rule_words(row.rule) for row in rows])
-    table[:, 1] += 4 * counts
-    sent_order, sent = tables.add(order), tables.add(table)
-
-    def reveal(states: Tensor, values: Tensor) -> None:
-        from service.engine.forward import state_kernels
-
-        state_kernels.reveal_picks[len(rows),](
-            states, values, sent_order.tensor, sent.tensor, mask_token_id, **_sizes(states)
-        )
-
-    return reveal
-
-
-def reveal_by_rules(states: Tensor, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
-    """Reveals the picks of each row's rule in the states `[R, L]`, in place."""
-    for state, row, prediction in zip(states, rows, predictions, strict=True):
-        if row.rule is not None and prediction.positions:
-            for pick in row.rule(prediction):
-                state[pick.position] = pick.token
+    params = np.zeros((len(counts), 17), np.int32)
+    params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
+    params[:, 3] = NOISY * metadata.random
+    if not any_token:
+        params[:, 3] += RESTRICTED * metadata.restricted
+    params[:, 4:6] = metadata.seed.view(np.int32).reshape(-1, 2)
+    params[:, 6] = metadata.start
+    rules = {row.rule for row in metadata.rows}
+    words = [rule_words(row.rule) for row in metadata.rows] if len(rules) > 1 else rule_words(rules.pop())
+    params[:, 7:12], params[:, 12:14] = words, np.ones(1).view(np.int32)
+    params[:, 14] = [0 if row.rule is None else row.line for row in metadata.rows]
+    return params
 
 
 @lru_cache

@@ -38,15 +38,12 @@ class ForwardOutput(Struct, frozen=True, eq=False):
 
     `candidates`: draft candidates. `slots` `[R, L]`: the index of a position's candidates in them, -1 for none.
     `has_candidates` `[R]`: whether a row's masked positions have candidates.
-    `states` int32 `[R, L]`: the states after the picks of rows with a rule (`row_states.py`), the mask token at masked
-    positions. None if no row has a rule.
     """
 
     hidden: Tensor
     candidates: Candidates | None = None
     slots: NDArray[np.int64] | None = None
     has_candidates: NDArray[np.bool_] | None = None
-    states: Tensor | None = None
 
 
 class Anchor(Struct, frozen=True, gc=False):
@@ -96,14 +93,19 @@ class Row(Struct, frozen=True, gc=False):
     logprobs: LogprobsRequest | None = None  # the log-probabilities wanted of each masked position
     #: the changes of logits, of the masked positions first, then of each position of `rescore`; empty: none
     adjustments: tuple[LogitAdjustment, ...] = ()
-    #: The earlier row, with a rule, whose picks lead to this row's state. Then the host does not know the state yet:
-    #: `state` only has as many masked positions.
-    previous: Anchor | None = None
-    rule: Rule | None = None  # reveals picks on the device (`row_states.py`), for a row that names this one `previous`
+    rule: Rule | None = None  # reveals picks in the state table (`row_states.py`), for a later row that is `ahead`
+    #: whether the host does not know the state yet: it is in the state table. `state` only has as many masked positions
+    ahead: bool = False
+    lines: int = 0  # the first of its request's two lines of the state table; 0: it has none
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False
     unsampled: tuple[int, ...] = ()  # the tokens that are not chosen, beside the mask token: the model's edit tokens
+
+    @property
+    def line(self) -> int:
+        """The line of the state table in which its state is kept. 0: in none."""
+        return self.lines + self.index % 2 if self.lines and (self.ahead or self.rule is not None) else 0
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

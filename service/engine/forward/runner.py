@@ -16,17 +16,15 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from service.decode.block import Block
-from service.decode.policy import Prediction
 from service.decode.rules import TopConfidence
-from service.engine.forward.replays import MAX_FORWARDS, ChainTables, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.oom_backoff import attempt
 from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
 from service.engine.forward.pending import Pending
-from service.engine.forward.row_states import has_states, known_rows
-from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
+from service.engine.forward.replays import MAX_FORWARDS, ReplayTables, can_replay, replay_predictions
+from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampler import Sampler
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.forward.warm_up import WarmUpRows
@@ -44,8 +42,8 @@ _EAGER_ROWS = 64
 class ModelRunner:
     """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none.
 
-    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may name `previous`
-    ones, whose results the host has not read.
+    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may be `ahead`: the host
+    has not read the results that lead to their states.
     """
 
     def __init__(
@@ -64,12 +62,12 @@ class ModelRunner:
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
         self.model = execution.networks(checkpoint, num_pages, shapes, execution)
         logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
-        self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates)
+        self._sampler = Sampler(checkpoint, logits_sampler, self._partition, num_candidates, self.model.states)
         has_kernels = logits_sampler.keeps_logits and attention == "triton"
         self.keeps_states = (has_kernels or self.device.type == "cpu") and checkpoint.shard.size == 1
-        # a chain's confidences may be rounded otherwise, which `deterministic` does not allow where drafts decide
-        self._chains = has_kernels and self.keeps_states and type(self._partition) is WholeBatch
-        self._chains &= not self.config.shifted
+        # a replay's confidences may be rounded otherwise, which `deterministic` does not allow where drafts decide
+        self._replays = has_kernels and self.keeps_states and type(self._partition) is WholeBatch
+        self._replays &= not self.config.shifted
         self._copies = HostCopies()
         self._num_candidates = num_candidates
         has_mrp = checkpoint.mrp is not None
@@ -92,10 +90,10 @@ class ModelRunner:
         for rows in self._warm_up.shapes(sizes):
             self._compute_once(rows)
         for rows in self._warm_up.samplings():
-            for row, prediction in zip(rows, self._begin_unchained("backbone", rows)(), strict=True):
+            for row, prediction in zip(rows, self._begin_then_sample("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
                     anchored = replace(row, anchor=prediction.handle, rescore=(), logprobs=None)
-                    self._begin_unchained("mrp", [anchored])()
+                    self._begin_then_sample("mrp", [anchored])()
         if self.keeps_states:
             self._warm_up_states()
         self.model.seal()
@@ -116,7 +114,7 @@ class ModelRunner:
 
         def largest() -> None:
             for rows in self._warm_up.largest(max_rows):
-                self._begin_unchained("backbone", rows)()
+                self._begin_then_sample("backbone", rows)()
 
         return taken + measure_peak(self.device, largest)
 
@@ -128,28 +126,29 @@ class ModelRunner:
             members = anchored if network == "mrp" else rows
             if all(self.model.is_known(network, group) for group in self._partition.rows(members)):
                 continue
-            pending = attempt(partial(self._begin_unchained, network), members)
+            pending = attempt(partial(self._begin_then_sample, network), members)
             if pending is not None:
                 pending()
-        chains = [rows]
+        replayed = [rows]
         if "mrp" in self._networks:
             drafting = self._warm_up.drafting(rows, hidden, self._num_candidates)
-            chains.append([replace(row, drafts=False) for row in drafting])
+            replayed.append([replace(row, drafts=False) for row in drafting])
             if self._num_candidates:
-                chains.append(drafting)
-        for chain in chains:
-            attempt(partial(self.begin_replays, counts=[1] * len(rows)), chain)
+                replayed.append(drafting)
+        for members in replayed:
+            attempt(partial(self.begin_replays, counts=[1] * len(rows)), members)
 
     def _warm_up_states(self) -> None:
-        """Starts the kernels of a row that is after another one."""
-        row, has_mrp = replace(next(self._warm_up.samplings())[0], rule=TopConfidence()), "mrp" in self._networks
+        """Starts the kernels of a row ahead."""
+        row, has_mrp = next(self._warm_up.samplings())[0], "mrp" in self._networks
+        row = replace(row, rule=TopConfidence(), lines=1)
         state = Block((0, *row.state.tokens[1:]))
         for drafts in range(1 + has_mrp):
             row = replace(row, drafts=bool(drafts))
-            [anchor] = self._begin_unchained("backbone", [row]).anchors
+            [anchor] = self._begin_then_sample("backbone", [row]).anchors
             network: Network = "mrp" if drafts else "backbone"
-            following = replace(row, state=state, previous=anchor, anchor=anchor if drafts else None)
-            self._begin_unchained(network, [following])()
+            following = replace(row, state=state, ahead=True, anchor=anchor if drafts else None)
+            self._begin_then_sample(network, [following])()
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
@@ -159,24 +158,22 @@ class ModelRunner:
         """
         if network == "backbone":
             self._copies.begin()  # no earlier result waits for this forward
-            chain = self.begin_replays(rows, [1] * len(rows))
-            if chain is not None:
-                return chain[0]
-        return self._begin_unchained(network, rows)
+            replays = self.begin_replays(rows, [1] * len(rows))
+            if replays is not None:
+                return replays[0]
+        return self._begin_then_sample(network, rows)
 
     @torch.inference_mode()
-    def _begin_unchained(self, network: Network, rows: Sequence[Row]) -> Pending:
+    def _begin_then_sample(self, network: Network, rows: Sequence[Row]) -> Pending:
         """As `begin`. The sampler follows the forward, over the positions that are read alone."""
         if self.device.type == "cpu":  # earlier forwards are over
-            rows = known_rows(rows, self.config.mask_token_id)
+            rows = self.model.states.known(rows)
         hidden: list[Tensor] = []
-        states: list[Tensor] = []
         order: list[int] = []
-        groups, keep_states = self._partition.rows(rows), has_states(rows)
-        on_device = keep_states and self.device.type == "cuda"
+        groups = self._partition.rows(rows)
         for group in groups:
             tables = PackedTables(self.device)
-            forward = self.model.plan(network, group, tables, keep_states=on_device)
+            forward = self.model.plan(network, group, tables)
             indices = [group.indices[i] for i in forward.order if i < len(group.indices)]
             order += indices
             if group is groups[-1]:  # the sampler's tables go with the last forward's
@@ -184,54 +181,44 @@ class ModelRunner:
                 ordered = rows if in_order else [rows[index] for index in order]
                 sampling = self._sampler.plan(ordered, tables)
             hidden.append(forward.run()[: len(indices)])
-            if forward.states is not None:
-                states.append(forward.states.states[: len(indices)])
-        if keep_states and not on_device:
-            states.append(torch.from_numpy(tokens_and_positions(ordered, self.config.mask_token_id)[0]))
-        pending = sampling.begin(join(hidden), self._copies, join(states) if states else None)
+        pending = sampling.begin(join(hidden), self._copies)
         return pending if in_order else pending.sorted_by(order)
 
     @torch.inference_mode()
     def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending] | None:
-        """Begins a chain of MRP's forwards. Each reads the states after the picks of the one before.
+        """Begins replays of MRP's forward. Each reads the states after the picks of the one before.
 
-        The rows have anchors; without them the chain is one forward of the backbone. `counts`: the forwards in which
-        each takes part; a chain of drafts may be shorter. -> one for each forward, with a Prediction for every row. A
-        row may name the last one `previous` it took part in. None if the device needs the host within the chain.
+        The rows have anchors; without them there is one replay, of the backbone. `counts`: the replays in which each
+        takes part; those for drafts may be fewer. -> one for each, with a Prediction for every row. None if the device
+        needs the host between the forward and its picks.
         """
         graphs, length, mask = self.model.graphs, self.config.block_size, self.config.mask_token_id
-        if graphs is None or not self._chains or not can_chain(rows, counts):
+        if graphs is None or not self._replays or not can_replay(rows, counts):
             return None
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, mask)
         if drafts is not None and not drafts.covers(rows):
             return None
         tables = PackedTables(self.device)
         batch = SamplingBatch.from_rows(rows, length)
-        chain = ChainTables.of(batch.metadata, counts, drafts)
-        planned = self.model.plan_chain(self._partition.rows(rows)[0], chain, tables)
-        results = None if planned is None else graphs.run_chain(planned, min(max(counts), MAX_FORWARDS))
+        replays = ReplayTables.of(batch.metadata, counts, drafts)
+        planned = self.model.plan_replays(self._partition.rows(rows)[0], replays, tables)
+        results = None if planned is None else graphs.run_replays(planned, min(max(counts), MAX_FORWARDS))
         if results is None:
             return None
         copied = self._copies.add([results.values])
         if rows[0].anchor is not None:
-            self._copies.begin()  # before a later chain overwrites the values
-        output = ForwardOutput if drafts is None else drafts.output
-        # no forward is after a draft
-        states = results.states.clone() if drafts is None and has_states(rows) else None
-        outputs = [replace(output(hidden), states=states) for hidden in results.hidden]
+            self._copies.begin()  # before later replays overwrite the values
         return [
-            Pending(
-                [Anchor(output, index) for index in range(len(rows))],
-                partial(_chained, batch, output, copied, number),
-            )
-            for number, output in enumerate(outputs)
+            self._replayed(batch, ForwardOutput(hidden) if drafts is None else drafts.output(hidden), copied, number)
+            for number, hidden in enumerate(results.hidden)
         ]
 
-
-def _chained(
-    batch: SamplingBatch, output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
-) -> list[Prediction]:
-    return chain_predictions(batch, output, copied()[0][number].numpy())
+    @staticmethod
+    def _replayed(
+        batch: SamplingBatch, output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
+    ) -> Pending:
+        anchors = [Anchor(output, index) for index in range(len(output.hidden))]
+        return Pending(anchors, lambda: replay_predictions(batch, output, copied()[0][number].numpy()))
 
 
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:

@@ -25,7 +25,7 @@ from service.engine.forward.logit_adjustments import adjust_logits
 from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division, plan_exclusion
 from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.pending import Pending, done
-from service.engine.forward.row_states import has_states, plan_locate, plan_reveal, reveal_by_rules
+from service.engine.forward.row_states import StateTable
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
@@ -44,10 +44,19 @@ class Sampler:
     """Samples over a backbone's `lm_head`. `num_candidates`: the size of a position's draft vocabulary, 0: none."""
 
     def __init__(
-        self, checkpoint: Checkpoint, logits_sampler: LogitsSampler, partition: BatchPartition, num_candidates: int
+        self,
+        checkpoint: Checkpoint,
+        logits_sampler: LogitsSampler,
+        partition: BatchPartition,
+        num_candidates: int,
+        states: StateTable,
     ) -> None:
         self._backbone, self._logits_sampler, self._partition = checkpoint.backbone, logits_sampler, partition
-        self._mask, self._sub_block = logits_sampler.mask_token_id, checkpoint.config.sub_block_size
+        self._states, self._mask, self._sub_block = (
+            states,
+            logits_sampler.mask_token_id,
+            checkpoint.config.sub_block_size,
+        )
         self._draft_masks = checkpoint.config.draft_masks
         # with sub-blocks a draft may stand at a position that the backbone has not read, so there are no candidates
         self._num_candidates = 0 if self._sub_block else min(num_candidates, len(self._backbone.head) - 1)
@@ -63,10 +72,13 @@ class Sampler:
         if drafts is not None:
             head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
             for at, of in self._groups(batch, np.flatnonzero(is_short)):
-                parts.append(_Part(at, drafts.plan_sample(of, tables, head, kernels=kernels)))
+                parts.append(_Part(at, drafts.plan_sample(of, tables, head, self._states if kernels else None)))
         planned = PlannedSampling(batch, parts, drafts, collector)
-        if self._logits_sampler.keeps_logits and parts and has_states(rows):
-            planned.reveal = plan_reveal(rows, batch, planned.indices, self._mask, tables)
+        if any(row.line for row in rows):
+            if not self._logits_sampler.keeps_logits:
+                planned.reveal_by_rules = self._states.reveal_by_rules
+            elif parts:
+                planned.reveal = self._states.plan_reveal(batch, planned.indices, tables)
         return planned
 
     def _groups(self, batch: SamplingBatch, indices: Integers) -> list[tuple[Integers, SamplingBatch]]:
@@ -81,11 +93,11 @@ class Sampler:
         positions = tables.add(batch.flat.astype(np.int32))
         (sample, params), collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
-        locate = None if params is None else plan_locate(batch, positions, params, self._mask, tables)
+        locate = None if params is None else self._states.plan_locate(batch, positions, params, tables)
 
-        def sample_part(flat: Tensor, states: Tensor | None) -> Tensor:
-            if locate is not None and states is not None:
-                locate(states)
+        def sample_part(flat: Tensor) -> Tensor:
+            if locate is not None:
+                locate()
             logits = self._backbone.logits(flat.index_select(0, positions.tensor))
             apply_grammar_masks(logits, batch)
             logits = adjust_logits(logits, batch, self._mask)
@@ -104,10 +116,11 @@ class Sampler:
 class PlannedSampling:
     """The planned sampling of a forward's rows. Its tables are sent before it begins.
 
-    `reveal`: reveals picks in the states `[R, L]` by the values `[M, 4]`; None where no kernel does.
+    `reveal`: reveals picks in the state table by the values `[M, 4]`. `reveal_by_rules`: does so where no kernel does.
     """
 
-    reveal: Callable[[Tensor, Tensor], None] | None = None
+    reveal: Callable[[Tensor], None] | None = None
+    reveal_by_rules: Callable[[Sequence[Row], Sequence[Prediction]], None] | None = None
 
     def __init__(
         self, batch: SamplingBatch, parts: Sequence[_Part], drafts: DraftVocabulary | None, collector: LogprobsCollector
@@ -119,20 +132,15 @@ class PlannedSampling:
         """The index in the batch of each row of the parts' values."""
         return np.concatenate([part.indices for part in self._parts])
 
-    def begin(self, hidden: Tensor, copies: HostCopies, states: Tensor | None = None) -> Pending:
-        """Begins without waiting for the device. hidden `[R, L, H]`. `copies`: get the results.
-
-        `states` `[R, L]`: in these the picks of rows with rules are revealed; None if no row has one.
-        """
+    def begin(self, hidden: Tensor, copies: HostCopies) -> Pending:
+        """Begins without waiting for the device. hidden `[R, L, H]`. `copies`: get the results."""
         flat = hidden.flatten(0, 1)
-        values = [part.sample(flat, states)[: len(part.indices)] for part in self._parts]
+        values = [part.sample(flat)[: len(part.indices)] for part in self._parts]
         tables = [join(parts) for parts in (values, self._collector.parts) if parts]
         output = ForwardOutput(hidden) if self._drafts is None else self._drafts.output(hidden)
-        if states is not None:
-            output = replace(output, states=states)
-        if states is not None and self.reveal is not None:
-            self.reveal(states, tables[0])
         copied = copies.add(tables)
+        if self.reveal is not None:  # last: a forward that has no memory reveals nothing
+            self.reveal(tables[0])
 
         def predictions() -> list[Prediction]:
             arrived = iter(copied())
@@ -144,9 +152,9 @@ class PlannedSampling:
             logprobs = self._collector.logprobs(next(arrived)) if self._collector.parts else {}
             return predictions_of(self._batch, output, table, logprobs)
 
-        if states is not None and self.reveal is None:  # on a CPU
+        if self.reveal_by_rules is not None:
             results = predictions()
-            reveal_by_rules(states, self._batch.metadata.rows, results)
+            self.reveal_by_rules(self._batch.metadata.rows, results)
             return done(results)
         return Pending([Anchor(output, index) for index in range(len(hidden))], predictions)
 

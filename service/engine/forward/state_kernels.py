@@ -1,6 +1,7 @@
 """Triton kernels of states that only the device knows. `row_states.py` calls them and has their definitions in torch.
 
-R rows of L tokens. A state is int32 `[L]`: the tokens of a block, the mask token at masked positions.
+R rows of L tokens, N lines of the state table. A state is int32 `[L]`: the tokens of a block, the mask token at masked
+positions.
 """
 
 import triton
@@ -15,9 +16,8 @@ _INFINITY = tl.constexpr(float("inf"))
 @triton.jit
 def place_states(
     tokens,  # [R, L] int32: the states that the host knows; here the others are placed, too
-    states,  # [R, L] int32: all states
-    earlier,  # [E, L] int32: the states after earlier forwards
-    sources,  # [R] int32: the row's index in `earlier`, -1 if the host knows its state
+    table,  # [N, L] int32: the state table; here the states that the host knows are placed
+    lines,  # [R] int32: a row's line in the table, negative if only the table has its state, 0 for none
     final,  # [R] int32: 1 for a row that is final if its state is complete
     targets,  # [R] int32: the page that such a row writes, -1 for none
     MASK_TOKEN,
@@ -28,15 +28,15 @@ def place_states(
     row = tl.program_id(0)
     lane = tl.arange(0, PAD)
     inside = lane < L
-    source = tl.load(sources + row)
-    state = tl.load(tokens + row * L + lane, mask=inside, other=0)
-    if source >= 0:
-        state = tl.load(earlier + source * L + lane, mask=inside, other=0)
+    line = tl.load(lines + row)
+    if line > 0:
+        tl.store(table + line * L + lane, tl.load(tokens + row * L + lane, mask=inside, other=0), mask=inside)
+    if line < 0:
+        state = tl.load(table - line * L + lane, mask=inside, other=0)
         tl.store(tokens + row * L + lane, state, mask=inside)
         if tl.sum((inside & (state == MASK_TOKEN)).to(tl.int32), 0) > 0:
             tl.store(final + row, 0)
             tl.store(targets + row, -1)
-    tl.store(states + row * L + lane, state, mask=inside)
 
 
 @triton.jit
@@ -60,8 +60,8 @@ def noise_key(low, high, positions, revealed):
 
 @triton.jit
 def locate_positions(
-    states,  # [R, L] int32
-    table,  # [M, 5] int32: row, number among its masked positions or -1, two words of the seed, the block's start
+    states,  # [N, L] int32: the state table
+    table,  # [M, 6] int32: row, number among its masked positions or -1, two words of the seed, the block's start, line
     positions,  # [M] int32: row * L + position - SHIFT; those with a number are computed.
     #             With DRAFTS [R, L]: the slots, read
     param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed.
@@ -74,11 +74,12 @@ def locate_positions(
 ):
     """Grid: positions."""
     index = tl.program_id(0)
-    row = tl.load(table + index * 5)
-    number = tl.load(table + index * 5 + 1)
+    row = tl.load(table + index * 6)
+    number = tl.load(table + index * 6 + 1)
     if number >= 0:
         lane = tl.arange(0, PAD)
-        masked = (tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN).to(tl.int32)
+        line = tl.load(table + index * 6 + 5)
+        masked = (tl.load(states + line * L + lane, mask=lane < L, other=-1) == MASK_TOKEN).to(tl.int32)
         chosen = (masked > 0) & (tl.cumsum(masked, 0) == number + 1)
         position = tl.sum(tl.where(chosen, lane, 0), 0)
         if DRAFTS:
@@ -88,7 +89,7 @@ def locate_positions(
         else:
             tl.store(positions + index, row * L + position - SHIFT)
         single = tl.arange(0, 1)
-        seed, start = table + index * 5 + 2, tl.load(table + index * 5 + 4)
+        seed, start = table + index * 6 + 2, tl.load(table + index * 6 + 4)
         first, second = noise_key(
             tl.load(seed + single),
             tl.load(seed + 1 + single),
@@ -155,47 +156,18 @@ def _rule_picks(masked, lane, confidence, entropy, rule, sure, L: tl.constexpr):
 
 
 @triton.jit
-def reveal_picks(
-    states,  # [R, L] int32: the picks are revealed here
-    values,  # [M, 4] float32: as of `sampling_kernels.sample`
-    order,  # [M] int32: the index in `values` of each masked position, row by row
-    table,  # [R, 6] int32: the row's first index in `order`, then the rule as of `_rule_picks`. To the rule's order is
-    #         added four times the number of the row's masked positions that are read, the leftmost ones
-    MASK_TOKEN,
-    L: tl.constexpr,
-    PAD: tl.constexpr,
-):
-    """Reveals the picks of each row's rule. Grid: rows."""
-    row = tl.program_id(0)
-    if tl.load(table + row * 6 + 1) > 3:  # else no position is read
-        lane = tl.arange(0, PAD)
-        state = tl.load(states + row * L + lane, mask=lane < L, other=-1)
-        tl.debug_barrier()  # every warp has read the state before one changes it
-        masked = state == MASK_TOKEN
-        number = tl.cumsum(masked.to(tl.int32), 0) - 1
-        masked = masked & (number < tl.load(table + row * 6 + 1) // 4)
-        value = values + 4 * tl.load(order + tl.load(table + row * 6) + number, mask=masked, other=0).to(tl.int64)
-        token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
-        confidence = tl.load(value + 1, mask=masked, other=-1.0)
-        entropy = tl.load(value + 2, mask=masked, other=0.0)
-        sure = tl.full([1], 1.0, tl.float64)
-        picked, sure = _rule_picks(masked, lane, confidence, entropy, table + row * 6 + 1, sure, L)
-        tl.store(states + row * L + lane, token, mask=picked)
-
-
-@triton.jit
-def begin_chained(
+def begin_replay(
     states,  # [R, L] int32
-    table,  # [R, 14] int32: as of `reveal_chained`
+    table,  # [R, 17] int32: as of `reveal_picks`
     param_table,  # [R * L, 6] int32: temperature's bits, flags, two words of the noise's key are computed; the rest is
     #               the sampler's. Of positions that are not masked the flags are -1: they are not sampled
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
 ):
-    """The sampler's parameters at all positions of a chain's forward. Grid: rows."""
+    """The sampler's parameters at all positions of a replay. Grid: rows."""
     row = tl.program_id(0)
-    param = table + row * 14
+    param = table + row * 17
     lane = tl.arange(0, PAD)
     inside = lane < L
     masked = tl.load(states + row * L + lane, mask=inside, other=-1) == MASK_TOKEN
@@ -209,37 +181,57 @@ def begin_chained(
 
 
 @triton.jit
-def reveal_chained(
-    states,  # [R, L] int32: the picks are revealed here
-    drawn,  # [R * L, 4] float32: as of `sampling_kernels.sample`, of all positions
-    table,  # [R, 14] int32: the number of forwards before, the number of those that reveal, temperature's bits, flags,
-    #         two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`
-    values,  # [K, R, L, 4] float32: the numbers in `drawn` of a row's masked positions, one after another
+def reveal_picks(
+    states,  # [R, L] int32, in a replay: the rows' states, in which the picks are revealed
+    table,  # [N, L] int32: the state table, in which the picks are revealed, too
+    drawn,  # [M, 4] float32: as of `sampling_kernels.sample`; in a replay [R * L, 4], of all positions
+    order,  # [M] int32: the index in `drawn` of each masked position, row by row; not read in a replay
+    params,  # [R, 17] int32: the number of replays before, the number of those that reveal, temperature's bits, flags,
+    #          two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`, the line.
+    #          Not in a replay: the row's first index in `order`, and the number of its positions there, the leftmost
+    values,  # [K, R, L, 4] float32, in a replay: the numbers in `drawn` of a row's masked positions, one after another
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
+    REPLAY: tl.constexpr,
 ):
-    """One forward of a chain (`chains.py`): reveals the picks of each row's rule. Grid: rows."""
+    """Reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
-    param = table + row * 14
+    param = params + row * 17
+    lane = tl.arange(0, PAD)
+    inside = lane < L
     number = tl.load(param)
     sure = _double(param + 12)
-    lane = tl.arange(0, PAD)
-    masked = tl.load(states + row * L + lane, mask=lane < L, other=-1) == MASK_TOKEN
+    kept = table + tl.load(param + 14) * L
+    at = kept
+    if REPLAY:
+        at = states + row * L
+    state = tl.load(at + lane, mask=inside, other=-1)
     tl.debug_barrier()  # every warp has read what one of them changes
-    tl.store(param, number + 1)
+    masked = state == MASK_TOKEN
+    rank = tl.cumsum(masked.to(tl.int32), 0) - 1
+    if REPLAY:
+        tl.store(param, number + 1)
+        index = row * L + lane
+    else:
+        masked = masked & (rank < tl.load(param + 16))
+        index = tl.load(order + tl.load(param + 15) + rank, mask=masked, other=0)
     if (number < tl.load(param + 1)) & (tl.sum(masked.to(tl.int32), 0) > 0):
-        at = drawn + 4 * (row * L + lane).to(tl.int64)
-        token = tl.load(at, mask=masked, other=0.0)
-        confidence = tl.load(at + 1, mask=masked, other=-1.0)
-        entropy = tl.load(at + 2, mask=masked, other=0.0)
-        index = (number.to(tl.int64) * tl.num_programs(0) + row) * L + tl.cumsum(masked.to(tl.int32), 0) - 1
-        tl.store(values + index * 4, token, mask=masked)
-        tl.store(values + index * 4 + 1, confidence, mask=masked)
-        tl.store(values + index * 4 + 2, entropy, mask=masked)
-        tl.store(values + index * 4 + 3, tl.load(at + 3, mask=masked, other=0.0), mask=masked)
+        value = drawn + 4 * index.to(tl.int64)
+        token = tl.load(value, mask=masked, other=0.0)
+        confidence = tl.load(value + 1, mask=masked, other=-1.0)
+        entropy = tl.load(value + 2, mask=masked, other=0.0)
+        if REPLAY:
+            to = values + 4 * ((number.to(tl.int64) * tl.num_programs(0) + row) * L + rank)
+            tl.store(to, token, mask=masked)
+            tl.store(to + 1, confidence, mask=masked)
+            tl.store(to + 2, entropy, mask=masked)
+            tl.store(to + 3, tl.load(value + 3, mask=masked, other=0.0), mask=masked)
         picked, sure = _rule_picks(masked, lane, confidence, entropy, param + 7, sure, L)
-        tl.store(states + row * L + lane, token.to(tl.int32, bitcast=True), mask=picked)
+        state = tl.where(picked, token.to(tl.int32, bitcast=True), state)
+        tl.store(at + lane, state, mask=picked)
         bits, single = sure.to(tl.uint64, bitcast=True), tl.arange(0, 1)
         tl.store(param + 12 + single, bits.to(tl.uint32).to(tl.int32, bitcast=True))
         tl.store(param + 13 + single, (bits >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
+    if REPLAY and tl.load(param + 14) > 0:
+        tl.store(kept + lane, state, mask=inside)

@@ -57,7 +57,7 @@ class WarmUpRows:
                 yield [replace(row, sampling=sampling, drafts=True)]
 
     def drafting(self, rows: Sequence[Row], hidden: Tensor, num_candidates: int) -> list[Row]:
-        """The rows as the first ones of a chain of drafts. `hidden` `[1, L, H]`: the anchor of all."""
+        """The rows as the first ones of replays for drafts. `hidden` `[1, L, H]`: the anchor of all."""
         tokens, slots = hidden.new_zeros(1, num_candidates).long(), np.zeros((1, hidden.shape[1]), np.int64)
         candidates = Candidates(tokens, hidden.new_zeros(1).float())
         anchor = Anchor(ForwardOutput(hidden, candidates, slots, np.ones(1, np.bool_)), 0)

@@ -17,7 +17,6 @@ from benchmarks.throughput import Workload, encoded
 from service.decode.block import Pick
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
-from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting import costs

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from service.decode.modes import Speculative
-from service.decode.policy import Prediction
 from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, measure
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done

@@ -12,9 +12,9 @@ from service.decode.modes import Direct, Speculative
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine
 from service.engine.forward.model_forward import Network
+from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
-from service.engine.forward.oom_backoff import OomBackoff, RowOutOfMemory
 from service.engine.forward.runner import ModelRunner
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
@@ -80,7 +80,7 @@ class TestRowsThatFit:
 
     def handles(
         self, count: int, fits: Callable[[list[int]], bool], backoff: OomBackoff | None = None
-    ) -> tuple[list[int], list[list[int]]]:
+    ) -> tuple[list[int | None], list[list[int]]]:
         calls: list[list[int]] = []
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
@@ -92,8 +92,10 @@ class TestRowsThatFit:
 
         backoff = backoff or OomBackoff(Forward(forward))
         backoff.runner = Forward(forward)
-        predictions = backoff.begin("backbone", [self.row(index) for index in range(count)])()
-        return [prediction.handle for prediction in predictions], calls
+        pending = backoff.begin("backbone", [self.row(index) for index in range(count)])
+        handles = [prediction.handle for prediction in pending()]
+        assert [index for index, handle in enumerate(handles) if handle is None] == list(pending.too_large)
+        return handles, calls
 
     def test_halves_in_order_when_there_is_less(self) -> None:
         assert self.handles(5, lambda rows: len(rows) <= 2) == ([0, 1, 2, 3, 4], [[0, 1], [2, 3], [4]])
@@ -103,8 +105,7 @@ class TestRowsThatFit:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise error
 
-        with pytest.raises(RowOutOfMemory, match="no memory for row 0 alone"):
-            OomBackoff(Forward(forward)).begin("mrp", [self.row(0)])
+        assert OomBackoff(Forward(forward)).begin("mrp", [self.row(0)]).too_large == [0]
 
     def test_the_limit_of_rows_is_remembered_and_doubled_later(self) -> None:
         room, backoff = 10, OomBackoff(Forward(lambda rows: []))
@@ -120,11 +121,10 @@ class TestRowsThatFit:
             last = step()
         assert last == [64]
 
-    def test_a_row_that_never_fits_is_named_and_makes_later_forwards_no_smaller(self) -> None:
+    def test_a_row_that_never_fits_takes_no_other_with_it_and_makes_no_others_smaller(self) -> None:
         backoff = OomBackoff(Forward(lambda rows: []))
-        with pytest.raises(RowOutOfMemory) as raised:
-            self.handles(8, lambda rows: 4 not in rows, backoff)
-        assert raised.value.index == 4
+        handles, _ = self.handles(8, lambda rows: 4 not in rows, backoff)
+        assert handles == [0, 1, 2, 3, None, 5, 6, 7]
         assert self.handles(8, lambda rows: True, backoff)[1] == [[*range(8)]]
 
     def test_the_cpus_own_words(self) -> None:
@@ -132,8 +132,7 @@ class TestRowsThatFit:
             torch.empty(2**60, dtype=torch.uint8)
             return []
 
-        with pytest.raises(RowOutOfMemory):
-            OomBackoff(Forward(forward)).begin("backbone", [self.row(0)])
+        assert OomBackoff(Forward(forward)).begin("backbone", [self.row(0)]).too_large == [0]
 
     def test_the_failed_forwards_tensors_are_free_before_the_next_try(self) -> None:
         tensors, alive = weakref.WeakSet[torch.Tensor](), list[int]()

@@ -1,4 +1,4 @@
-"""Chains of forwards on the device against the host's sampler and rules: by Triton's interpreter, or on CUDA."""
+"""Replays of a forward on the device against the host's sampler and rules: by Triton's interpreter, or on CUDA."""
 
 from typing import Any
 
@@ -15,9 +15,10 @@ from service.decode.modes import Direct
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.rules import ConfidenceAbove, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from service.engine import SamplingParams
-from service.engine.forward.replays import ChainBuffers, ChainTables, SentChain, can_chain, chain_predictions
 from service.engine.forward.draft_vocabulary import DraftVocabulary, choose_candidates
 from service.engine.forward.logits_sampler import TritonLogitsSampler, sample
+from service.engine.forward.replays import ReplayBuffers, ReplayTables, SentReplays, can_replay, replay_predictions
+from service.engine.forward.row_states import StateTable
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.engine.request import LogprobsRequest
@@ -40,7 +41,8 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         row = Row(
             Block((*tokens[1:], MASKED)), number, (), writes_kv=False, sampling=sampling, entropy=True, drafts=drafts
         )
-        rows.append(replace(row, anchor=anchor, rule=rule, unsampled=EDIT_TOKENS if number % 2 else ()))
+        lines = 1 + 2 * number if number % 3 else 0
+        rows.append(replace(row, anchor=anchor, rule=rule, lines=lines, unsampled=EDIT_TOKENS if number % 2 else ()))
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
 
 
@@ -61,22 +63,22 @@ def test_the_rules_of_these_tests_are_all_that_the_device_knows() -> None:
         {"adjustments": (None,)},
     ],
 )
-def test_a_row_that_needs_more_than_the_kernel_is_in_no_chain(more: dict[str, Any]) -> None:
+def test_a_row_that_needs_more_than_the_kernel_is_not_replayed(more: dict[str, Any]) -> None:
     row = Row(Block((4, MASKED)), 0, (), writes_kv=False, sampling=SamplingParams(0.7))
     stored = replace(row, state=Block((4, 4)), sampling=None)
-    assert can_chain([row, stored], [1, 1])
-    assert not can_chain([row, stored, replace(row, **more)], [1, 1, 1])
+    assert can_replay([row, stored], [1, 1])
+    assert not can_replay([row, stored, replace(row, **more)], [1, 1, 1])
 
 
-def test_a_chain_has_256_positions_at_most_and_some_that_are_sampled() -> None:
+def test_replays_have_256_positions_at_most_and_some_that_are_sampled() -> None:
     row = Row(Block((4, MASKED)), 0, (), writes_kv=False, sampling=SamplingParams(0.7))
-    assert can_chain([row] * 128, [1] * 128)
-    assert not can_chain([row] * 129, [1] * 129)
-    assert not can_chain([replace(row, sampling=None)], [1])
+    assert can_replay([row] * 128, [1] * 128)
+    assert not can_replay([row] * 129, [1] * 129)
+    assert not can_replay([replace(row, sampling=None)], [1])
 
 
 @pytest.mark.parametrize(("length", "drafts"), [(1, True), (3, False), (8, True), (8, False), (16, True)])
-def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, length: int, drafts: bool) -> None:
+def test_each_replay_reveals_the_rules_picks(triton_device: str, length: int, drafts: bool) -> None:
     """One of the rows takes part in two forwards only."""
     torch.manual_seed(length)
     device, generator = torch.device(triton_device), np.random.default_rng(length)
@@ -93,16 +95,17 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
 
     vocabulary, tables = DraftVocabulary.for_rows(rows, length, 0, MASK), PackedTables(device)
     whole = SamplingBatch.from_rows(rows, length)
-    host = ChainTables.of(whole.metadata, counts, vocabulary)
+    host = ReplayTables.of(whole.metadata, counts, vocabulary)
     sent_slots = None if host.slots is None else tables.add(host.slots)
-    sent = SentChain(tables.add(host.params), sent_slots, host.candidates)
+    sent = SentReplays(tables.add(host.params), sent_slots, host.candidates)
     states = tables.add(tokens_and_positions(rows, MASK)[0])
     tables.send()
     anchors = torch.zeros(len(rows), length, HIDDEN, device=device)
-    chain = ChainBuffers.like(sent.params.tensor, length, host.candidates, anchors)
-    chain.load(sent)
+    replays = ReplayBuffers.like(sent.params.tensor, length, host.candidates, anchors)
+    replays.load(sent)
+    table = StateTable(len(rows), length, MASK, device)
 
-    def drawn(flat: torch.Tensor, buffers: ChainBuffers) -> torch.Tensor:
+    def drawn(flat: torch.Tensor, buffers: ReplayBuffers) -> torch.Tensor:
         if buffers.candidates is None:
             return TritonLogitsSampler(MASK).sample_all(flat @ head.T, buffers.positions, EDIT_TOKENS)
         return choose_candidates(flat, head, buffers.candidates, buffers.positions, noise=True)
@@ -110,9 +113,9 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
     rows_then = rows
     for number in range(FORWARDS):
         hidden = torch.randn(len(rows), length, HIDDEN, device=device)
-        chain.reveal(hidden, states.tensor, drawn, MASK)
-        assert torch.equal(chain.hidden[number], hidden)
-        got = chain_predictions(whole, ForwardOutput(hidden), chain.values[number].cpu().numpy())
+        replays.reveal(hidden, states.tensor, drawn, table)
+        assert torch.equal(replays.hidden[number], hidden)
+        got = replay_predictions(whole, ForwardOutput(hidden), replays.values[number].cpu().numpy())
         batch = SamplingBatch.from_rows(rows_then, length)
         at = torch.from_numpy(slots[0, batch.position]).to(device)
         read = hidden.flatten(0, 1)[batch.flat]
@@ -139,6 +142,10 @@ def test_each_forward_of_a_chain_reveals_the_rules_picks(triton_device: str, len
             following.append(replace(row, state=row.state.reveal(picks)))
         rows_then = following
         assert states.tensor.tolist() == tokens_and_positions(rows_then, MASK)[0].tolist()
+        kept = torch.zeros_like(table.tokens)
+        for row, state in zip(rows, states.tensor, strict=True):
+            kept[row.line] = state if row.line else 0
+        assert torch.equal(table.tokens, kept)
     assert sent.params.tensor[:, 0].tolist() == [FORWARDS] * len(rows)
 
 
@@ -194,20 +201,20 @@ def test_the_device_picks_as_the_policy_of_direct(triton_device: str, data: st.D
     ]
     tables = PackedTables(device)
     metadata = SamplingMetadata(rows, length)
-    params = tables.add(ChainTables.of(metadata, [mode.mrp_steps for mode in modes], None).params)
+    params = tables.add(ReplayTables.of(metadata, [mode.mrp_steps for mode in modes], None).params)
     states = tables.add(tokens_and_positions(rows, MASK)[0])
     tables.send()
-    chain = ChainBuffers.like(params.tensor, length)
+    replays = ReplayBuffers.like(params.tensor, length)
     for _ in range(max(mode.mrp_steps for mode in modes)):
         tokens, confidences = rng.integers(4, 2**31 - 1, (len(modes), length)), numbers().astype(np.float32)
         drawn = torch.zeros(len(modes) * length, 4)
         drawn[:, 0] = torch.from_numpy(tokens.ravel()).int().view(torch.float32)
         drawn[:, 1] = torch.from_numpy(confidences.ravel())
-        chain.reveal(
+        replays.reveal(
             torch.zeros(len(rows), length, 1, device=device),
             states.tensor,
             lambda *_, drawn=drawn: drawn.to(device),
-            MASK,
+            StateTable(1, length, MASK, device),
         )
         for index, query in enumerate(queries):
             if isinstance(query, Refine):

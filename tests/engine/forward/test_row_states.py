@@ -11,8 +11,8 @@ from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
-from service.engine.forward.row_states import StateRows, known_rows, plan_locate, plan_reveal
-from service.engine.forward.rows import Anchor, ForwardOutput, Row, tokens_and_positions
+from service.engine.forward.row_states import StateTable, lines_of
+from service.engine.forward.rows import Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables
@@ -46,20 +46,19 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
     states = [Block(tuple(draw(blocks))) for _ in range(draw(st.integers(1, 4)))]
     if sub_block is not None:
         states = [_in_sub_blocks(state, sub_block) for state in states]
-    outputs = [ForwardOutput(torch.empty(0), states=_tensor(some)) for some in (states, states[::-1])]
     named, with_states = list[Row](), list[Row]()
     for number, state in enumerate(states):
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
         index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), device_rules()))
-        row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule)
+        lines = 1 + 2 * number
+        row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule, lines=lines)
         if sub_block is not None and state.complete:
             row = replace(row, opens_next=draw(st.booleans()), rule=None)
         with_states.append(row)
-        after = draw(st.sampled_from([None, Anchor(outputs[0], number), Anchor(outputs[1], len(states) - 1 - number)]))
-        if after is not None:
+        if draw(st.booleans()):
             masked = draw(st.integers(len(state.masked), length)) if sub_block is None else len(state.masked)
             supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
-            row = replace(row, state=supposed, previous=after, writes_kv=True)
+            row = replace(row, state=supposed, ahead=True, writes_kv=True)
         named.append(row)
     return named, with_states, sub_block
 
@@ -92,38 +91,40 @@ class Pages(PagedAttend):
 def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, seed: int, shuffled: bool) -> None:
     named, with_states, sub_block = world
     length, rng = len(with_states[0].state.tokens), np.random.default_rng(seed)
-    for row in named:
-        if row.previous is not None:
-            row.previous.output.states.data = row.previous.output.states.to(device)
-    assert known_rows(named, MASK) == with_states
+    table = StateTable(len(named), length, MASK, torch.device(device))
+    wanted = _tensor([row.state for row in with_states])
+    for row, state in zip(named, wanted, strict=True):
+        if row.ahead:
+            table.tokens[row.line] = state
+    assert table.known(named) == with_states
 
     tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length, sub_block)
-    states, pages = StateRows(named, tables, MASK), Pages(len(named), device)
+    lines, pages = lines_of(named), Pages(len(named), device)
+    sent_lines = tables.add(np.zeros(len(named), np.int32) if lines is None else lines)
     tokens = tables.add(tokens_and_positions(named, MASK)[0])
     flat, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
-    locate = plan_locate(batch, flat, params, MASK, tables)
+    locate = table.plan_locate(batch, flat, params, tables)
     slots, drafts = rng.permutation(len(named) * length).reshape(-1, length), tables.add(_params(batch))
-    locate_drafts = plan_locate(batch, slots, drafts, MASK, tables)
+    locate_drafts = table.plan_locate(batch, slots, drafts, tables)
     indices = rng.permutation(len(batch)) if shuffled else np.arange(len(batch))
-    reveal = plan_reveal(named, batch, indices, MASK, tables)
+    reveal = table.plan_reveal(batch, indices, tables)
     tables.send()
-    states.write(tokens.tensor, pages)
-    wanted = _tensor([row.state for row in with_states])
+    table.place(tokens.tensor, sent_lines.tensor, pages)
     assert torch.equal(tokens.tensor.cpu(), wanted)
-    assert torch.equal(states.states.cpu(), wanted)
-    final = [then.state.complete or row.previous is None for row, then in zip(named, with_states, strict=True)]
+    assert torch.equal(_kept(table, named), wanted[[row.line > 0 for row in named]])
+    final = [then.state.complete or not row.ahead for row, then in zip(named, with_states, strict=True)]
     assert pages.tables[0].tolist() == final
     assert pages.tables[1].tolist() == [page if stays else -1 for page, stays in enumerate(final)]
 
     if locate is not None:
-        locate(states.states)
+        locate()
     expected = SamplingBatch.from_rows(with_states, length, sub_block)
     counts = np.bincount(expected.row, minlength=len(with_states)).tolist()
     there = np.concatenate([np.flatnonzero(batch.row == i)[:count] for i, count in enumerate(counts)])
     assert flat.tensor.cpu().numpy()[there].tolist() == expected.flat.tolist()
     assert (params.tensor[:, 2:4].cpu().numpy().astype(np.uint32)[there] == noise_keys(expected)).all()
     if locate_drafts is not None:
-        locate_drafts(states.states)
+        locate_drafts()
         slot = slots[expected.row, np.minimum(expected.position, length - 1)]
         by_slot = np.concatenate([noise_keys(expected), slot[:, None], expected.flat[:, None]], 1)
         unknown = batch.unknown[there]
@@ -138,7 +139,7 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     values[:, 0] = torch.from_numpy(chosen[indices]).int().view(torch.float32)
     values[:, 1], values[:, 2] = torch.from_numpy(confidences[indices]), torch.from_numpy(entropies[indices])
     if len(batch):
-        reveal(states.states, values.to(device))
+        reveal(values.to(device))
     after, end = list[Block](), 0
     for row, count in zip(with_states, counts, strict=True):
         start, end = end, end + count
@@ -146,7 +147,13 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
         columns = chosen[at].tolist(), confidences[at].tolist()
         prediction = Prediction(row.state.masked[:count], *columns, entropies=entropies[at].tolist())
         after.append(row.state.reveal(row.rule(prediction)) if row.rule is not None and len(at) else row.state)
-    assert torch.equal(states.states.cpu(), _tensor(after))
+    assert torch.equal(_kept(table, named), _tensor(after)[[row.line > 0 for row in named]])
+    assert not table.tokens[0].any()
+
+
+def _kept(table: StateTable, rows: list[Row]) -> torch.Tensor:
+    """The states that the table has of rows."""
+    return table.tokens[[row.line for row in rows if row.line]].cpu()
 
 
 def _params(batch: SamplingBatch) -> np.ndarray:
