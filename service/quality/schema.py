@@ -30,7 +30,7 @@ Temperature = Annotated[float, Field(ge=0, le=100)]
 
 
 def file_name(quantization: str | None = None, activation_parts: int = 1) -> str:
-    """Such as `quality.json`, with quantized matrices `quality.int8.json`, with two parts `quality.w8a8-2.json`."""
+    """Such as `quality.json`, with quantized matrices `quality.fp8.json`, with two parts `quality.w8a8-2.json`."""
     parts = "" if activation_parts == 1 else f"-{activation_parts}"
     return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
