@@ -80,7 +80,7 @@ class Identity(_FilePart):
 
     block_size: Positive
     mrp: dict[str, bool | float] | None = Field(description="residual and scale; null without MRP")
-    weights: str = Field(description="fingerprint of the weights: identity.py")
+    weights: str = Field(description="fingerprint of the weights: presets.py")
     quantization: str | None = Field(None, description="the form in which the layers' matrices are kept")
     activation_parts: Positive = Field(1, description="ranks that each make 8 bits of their part of the activations")
 
