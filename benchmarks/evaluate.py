@@ -40,8 +40,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
-            " to 0. With `int8`, `fp8` or `w8a8`, the"
-            " layers' matrices are kept so. Default: all."
+            " to 0. With `fp8` or `w8a8`, the layers' matrices are kept so. Default: all."
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,

@@ -96,6 +96,7 @@ def test_an_empty_key_is_refused() -> None:
         ({"prot": 1}, "'prot' is not a setting; did you mean 'port'?"),
         ({"port": 65536}, "port is 65536"),
         ({"dtype": "int8"}, "dtype is 'int8'.*'bfloat16'"),
+        ({"quantization": "int8"}, "quantization is 'int8'.*'fp8'.*'w8a8'"),
         ({"max_rows": "many"}, "max_rows is 'many'"),
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
         ({"request_timeout_s": "nan"}, "request_timeout_s is 'nan': .*finite"),

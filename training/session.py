@@ -15,6 +15,7 @@ from torch import Tensor
 
 from service.errors import SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
+from service.model.quantization.schemes import published_scheme
 from training.config import Source, TrainingConfig
 from training.conversations import Codec, Corpus, Limits, read_corpus
 from training.evaluation import Score, evaluate
@@ -147,7 +148,7 @@ def _check_out(plan: TrainingConfig) -> None:
 def _config(checkpoint: Checkpoint, plan: TrainingConfig) -> Mapping[str, Any]:
     """The config.json of the result. SettingsError if this backbone cannot have such a module."""
     config, layers, block = checkpoint.config, plan.module.layers, checkpoint.config.block_size
-    if config.quantization is not None:
+    if published_scheme(checkpoint.raw) is not None:
         raise SettingsError("the backbone's files have 8-bit matrices, expected are the wide ones they were made of")
     if not 1 <= layers <= config.num_layers:
         raise SettingsError(f"layers is {layers}, allowed are 1 to the backbone's {config.num_layers}")

@@ -81,7 +81,7 @@ class Measurement(ModelOptions):
 def calibrate(
     measurement: Measurement,
     out: Annotated[
-        Path | None, typer.Option(help="Default: quality.json (quality.int8.json, …) in the checkpoint's folder.")
+        Path | None, typer.Option(help="Default: quality.json (quality.w8a8.json, …) in the checkpoint's folder.")
     ] = None,
 ) -> None:
     """Measures the frontier, chooses presets for every load and writes quality.json. Run it again to resume."""

@@ -204,11 +204,12 @@ def _with_sources(checkpoint: Checkpoint, options: ModelOptions) -> dict[str, st
 def _types(checkpoint: Checkpoint) -> str:
     from service.model.quantization.schemes import published_scheme
 
+    published = published_scheme(checkpoint.raw)
     if (scheme := checkpoint.config.quantization) is None:
-        return str(checkpoint.dtype)
+        return f"{checkpoint.dtype}{', widened from 8 bits' if published else ''}"
     wide = f", but for {len(checkpoint.wide_layers)}" if checkpoint.wide_layers else ""
-    published = ", as they are published" if published_scheme(checkpoint.raw) else ""
-    return f"{checkpoint.dtype}, matrices of layers as {scheme}{wide}{published}"
+    origin = ", as they are published" if published and not published.widened else ""
+    return f"{checkpoint.dtype}, matrices of layers as {scheme}{wide}{origin}"
 
 
 def _devices(checkpoint: Checkpoint) -> dict[str, str]:

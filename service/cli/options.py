@@ -66,7 +66,7 @@ class ModelOptions:
         "auto"
     )
     quantization: Annotated[
-        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
+        str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: fp8 or w8a8. Default: in the dtype.")
     ] = None
 
     @property

@@ -129,14 +129,8 @@ class Scheduler:
         order, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
         chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}
         served, self._left_out = self._serve(order, chunks, limits)
-        if not limits:
-            self._planner.begin(len(order))
-            return self._without_poor_drafts(served)
-        self._planner.begin(len(served), Counter(running.request.sharing.tenant for running in live))
-        by_tenant: dict[str, StepRows] = {tenant: [] for tenant in limits}
-        for running, rows in served:
-            by_tenant[running.request.sharing.tenant].append((running, rows))
-        return [pair for part in by_tenant.values() for pair in self._without_poor_drafts(part)]
+        self._planner.begin(len(served if limits else order))
+        return self._without_poor_drafts(served)
 
     def _share_prompts(self, prompts: dict[RunningRequest, int]) -> set[RunningRequest]:
         """Lets requests use blocks that others have stored since they started. Updates `prompts`.
@@ -209,7 +203,7 @@ class Scheduler:
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        counts = self._planner.affordable_drafts(certain, offers, served[0][0].request.sharing.tenant)
+        counts = self._planner.affordable_drafts(certain, offers)
         return [
             (running, rows[: len(rows) - len(gains) + count])
             for (running, rows), gains, count in zip(served, offers, counts, strict=True)

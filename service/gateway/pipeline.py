@@ -35,7 +35,7 @@ class RequestPipeline:
         self.in_flight = 0
 
     async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer:
-        """The whole answer of a request with `together` > 1. After a loss it goes on after the last chunk that came."""
+        """The whole answer, in few chunks (`stream_interval`). After loss it goes on after the last chunk that came."""
         chunks: list[Chunk] = []
         [ending] = [item async for item in self._items(request, charge, chunks) if isinstance(item, Ending)]
         return Answer.from_chunks(chunks, ending)

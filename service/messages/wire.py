@@ -76,7 +76,6 @@ class Scoring(Data, frozen=True):
     label_token_ids: tuple[int, ...] = ()
     mark: Private[str | None] = None  # the text that stands for a masked position; None: it follows the text
     top_n: int = 0  # the number of likeliest tokens, which are scored, too
-    max_positions: int = 32
 
 
 class PositionScores(Data, frozen=True):

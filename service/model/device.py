@@ -63,7 +63,7 @@ def check_quantization(name: str | None, device: torch.device) -> None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
         raise SettingsError(
-            f"quantization fp8 needs compute capability 8.9, and {device} has {major}.{minor}: take int8 or another "
+            f"quantization fp8 needs compute capability 8.9, and {device} has {major}.{minor}: take w8a8 or another "
             "device",
             param="quantization",
         )

@@ -209,10 +209,11 @@ def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterat
 
 def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping, scheme: QuantScheme | None) -> None:
     """Replaces a parameter by its weight. With a `scheme` it is in 8 bits, unless files in 8 bits have it wide."""
-    shape, prequantized = target.parameter.shape, isinstance(builder.source, PrequantizedWeights)
+    shape, source = target.parameter.shape, builder.source
     weight = None
     if scheme is not None:
-        weight = builder.prequantized(shape, mapping) if prequantized else builder.quantized(shape, mapping, scheme)
+        as_published = isinstance(source, PrequantizedWeights) and not source.widened
+        weight = builder.prequantized(shape, mapping) if as_published else builder.quantized(shape, mapping, scheme)
     if scheme is not None and weight is not None:
         replace_layer(target.module, target.name, weight, scheme)
         return

@@ -30,7 +30,7 @@ Temperature = Annotated[float, Field(ge=0, le=100)]
 
 
 def file_name(quantization: str | None = None, activation_parts: int = 1) -> str:
-    """Such as `quality.json`, with quantized matrices `quality.int8.json`, with two parts `quality.w8a8-2.json`."""
+    """Such as `quality.json`, with quantized matrices `quality.fp8.json`, with two parts `quality.w8a8-2.json`."""
     parts = "" if activation_parts == 1 else f"-{activation_parts}"
     return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
@@ -80,7 +80,7 @@ class Identity(_FilePart):
 
     block_size: Positive
     mrp: dict[str, bool | float] | None = Field(description="residual and scale; null without MRP")
-    weights: str = Field(description="fingerprint of the weights: identity.py")
+    weights: str = Field(description="fingerprint of the weights: presets.py")
     quantization: str | None = Field(None, description="the form in which the layers' matrices are kept")
     activation_parts: Positive = Field(1, description="ranks that each make 8 bits of their part of the activations")
 

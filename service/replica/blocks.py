@@ -48,7 +48,7 @@ class AnswerBlocks:
         self._ignored = tuple(keyword for keyword in keywords if keyword not in requests)
 
     def push(self, event: BlockEvent) -> Chunk | None:
-        """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
+        """The chunk of the last `stream_interval` events, None if more are to come. Not to call after the ending."""
         if (chunk := self._chunk(event)) is not None:
             self._held.append(chunk)
         if not self._held or (len(self._held) < self.request.stream_interval and self.ending is None):

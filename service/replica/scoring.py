@@ -10,6 +10,8 @@ from service.text import TextCodec
 from service.text.codec import SCORED, scored_chat_ids, scored_text_ids
 from service.text.token_text import TopLogprob
 
+_MAX_POSITIONS = 32
+
 
 class PositionScorer:
     """The scoring of one checkpoint. `mask`: the mask token. `vocab_size`: the size of the model's vocabulary."""
@@ -18,17 +20,15 @@ class PositionScorer:
         self._codec, self._mask, self._vocab_size = codec, mask, vocab_size
 
     def prompt(self, request: ReplicaRequest, scoring: Scoring) -> tuple[int, ...]:
-        """The prompt, `MASKED` at the positions to be scored. InvalidRequest for none, or more than `max_positions`."""
+        """The prompt, `MASKED` at the positions to be scored. InvalidRequest for none, or more than 32."""
         if request.messages is not None:
             ids = scored_chat_ids(self._codec, request.messages, scoring.mark)
         elif request.token_ids is not None:
             ids = request.token_ids if SCORED in request.token_ids else (*request.token_ids, SCORED)
         else:
             ids = scored_text_ids(self._codec, request.text or "", scoring.mark)
-        if (count := ids.count(SCORED)) > scoring.max_positions:
-            raise InvalidRequest(
-                f"the text has {count} marked positions, allowed are {scoring.max_positions}", param="mark"
-            )
+        if (count := ids.count(SCORED)) > _MAX_POSITIONS:
+            raise InvalidRequest(f"the text has {count} marked positions, allowed are {_MAX_POSITIONS}", param="mark")
         return tuple(MASKED if token == SCORED else token for token in ids)
 
     def logprobs_request(self, scoring: Scoring) -> LogprobsRequest:

@@ -77,9 +77,9 @@ class PrefixTable:
 class Affinity:
     """The rules of routing, and the prefix table of one ingress. `slack`: requests above the mean that are allowed."""
 
-    def __init__(self, slack: float, size: int = TABLE_KEYS, rng: random.Random | None = None) -> None:
+    def __init__(self, slack: float, rng: random.Random | None = None) -> None:
         self._slack = slack
-        self._table = PrefixTable(size)
+        self._table = PrefixTable(TABLE_KEYS)
         self._rng = rng or random.Random()  # noqa: S311
         self._hashes: dict[str, int] = {}
 

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     )
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
-    quantization: Literal["int8", "fp8", "w8a8"] | None = Field(
+    quantization: Literal["fp8", "w8a8"] | None = Field(
         None, description="keeps the layers' matrices in 8 bits, which changes answers; calibrate again"
     )
     block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(

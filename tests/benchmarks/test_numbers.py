@@ -83,7 +83,7 @@ def test_a_forward_moves_its_weights_once_and_every_rows_keys():
     logits = 63 * 4 * 151936 * 2
     assert many.moved - single.moved - logits == pytest.approx(64 * 1028 * 112 * 1024, rel=0.01)
     assert many.flops > 64 * single.flops
-    eight_bits = forward_need(replace(config, quantization="int8"), 1, 0, 2)
+    eight_bits = forward_need(replace(config, quantization="w8a8"), 1, 0, 2)
     matrices = 1.72e9 - config.hidden_size * config.vocab_size
     assert single.moved - eight_bits.moved == pytest.approx(matrices, rel=0.02)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import MODES
+from tests.model.test_published import publish
 from tests.tiny import EXPERTS_NAME
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
@@ -109,6 +110,17 @@ def test_a_junk_tokenizer_is_an_error(run, capsys, copied, content):
     assert report.err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
     assert report.err.count("\n") == 1
     assert "decoded in" not in report.out
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [("w8a8", "torch.float32, matrices of layers as w8a8, as they are published"),
+     ("w8a16 packed", "torch.float32, widened from 8 bits")],
+)  # fmt: skip
+def test_check_says_how_published_8_bit_weights_are_served(run, capsys, tmp_path, form, words):
+    folder, _ = publish(tmp_path, GOLDEN.name, form)
+    assert run("check", folder, "--device", "cpu") == 0
+    assert f"as {words}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_template_that_cannot_be_used_is_a_warning(run, capsys, copied):

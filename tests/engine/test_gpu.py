@@ -174,7 +174,7 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
 
 
 @pytest.mark.parametrize("backend", [("eager", False), ("triton", True)], ids=str)
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "w8a8"])
 def test_updated_weights_decode_as_a_fresh_load(backend, quantization, monkeypatch, tmp_path):
     """Graphs that were captured with the old numbers read the new ones."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)

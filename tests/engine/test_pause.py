@@ -114,7 +114,7 @@ async def test_golden_requests_after_sleep_have_the_same_tokens(start: Start, na
 
 
 async def test_quantized_weights_come_back(start: Start) -> None:
-    replica = start(quantization="int8")
+    replica = start(quantization="w8a8")
     replica.gate.set()
     generations = requests(GOLDEN_NAMES[0])[::3]
     before = await asyncio.gather(*(replica.generate(request) for request in generations))

@@ -52,7 +52,7 @@ def loaded(weights: Weights, options: LoadOptions, config: ModelConfig = CONFIG)
     return Checkpoint(Path("tiny"), config, RAW, backbone, None, options.shard)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "w8a8"])
+@pytest.mark.parametrize("quantization", [None, "fp8", "w8a8"])
 @torch.inference_mode()
 def test_heads_of_two_ranks_are_those_of_one_device(weights: Weights, quantization: str | None) -> None:
     options = LoadOptions(torch.float64, quantization=quantization)
@@ -70,8 +70,8 @@ def test_heads_of_two_ranks_are_those_of_one_device(weights: Weights, quantizati
 
 @torch.inference_mode()
 def test_a_layer_in_8_bits_keeps_its_bias_wide(weights: Weights) -> None:
-    config = replace(CONFIG, quantization="int8")
-    backbone = loaded(weights, LoadOptions(quantization="int8"), config).backbone
+    config = replace(CONFIG, quantization="w8a8")
+    backbone = loaded(weights, LoadOptions(quantization="w8a8"), config).backbone
     layer = backbone.layers[1].self_attn.qkv_proj
     assert isinstance(layer, QuantizedLinear)
     parts = (weights.read(f"model.layers.1.self_attn.{name}_proj.bias") for name in "qkv")

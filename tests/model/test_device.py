@@ -91,6 +91,6 @@ def test_fp8_needs_a_device_with_fp8(monkeypatch):
     check_quantization("fp8", torch.device("cuda"))
     check_quantization("fp8", torch.device("cpu"))
     capability[0] = (8, 0)
-    check_quantization("int8", torch.device("cuda"))
-    with pytest.raises(SettingsError, match=r"needs compute capability 8\.9.*has 8\.0"):
+    check_quantization("w8a8", torch.device("cuda"))
+    with pytest.raises(SettingsError, match=r"needs compute capability 8\.9.*has 8\.0: take w8a8"):
         check_quantization("fp8", torch.device("cuda"))

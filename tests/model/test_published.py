@@ -18,7 +18,7 @@ from service.model.checkpoint import weight_bytes
 from service.model.config import Shard
 from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
 from service.model.quantization.prequantized import dequantized
-from service.model.quantization.schemes import published_scheme
+from service.model.quantization.schemes import QUANT_SCHEMES, published_scheme
 from service.model.weight_update import check_update
 from service.model.weights import WeightFiles
 from tests.model.test_weights import change_config, change_weights
@@ -43,10 +43,10 @@ def compressed(file_format: str, weights: dict[str, Any], activations: str | Non
 
 QWEN = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40]}
 CHANNEL, GROUP = {"type": "int", "strategy": "channel"}, {"type": "int", "strategy": "group", "group_size": 16}
-#: by name: the config, the block that shares a scale, and our scheme
-FORMATS: dict[str, tuple[dict[str, Any], tuple[int | None, int | None], str]] = {
-    "w8a16 packed": (compressed("pack-quantized", CHANNEL), (1, None), "int8"),
-    "w8a16 packed, groups": (compressed("pack-quantized", GROUP), (1, 16), "int8"),
+#: by name: the config, the block that shares a scale, and our scheme; None: layers are widened
+FORMATS: dict[str, tuple[dict[str, Any], tuple[int | None, int | None], str | None]] = {
+    "w8a16 packed": (compressed("pack-quantized", CHANNEL), (1, None), None),
+    "w8a16 packed, groups": (compressed("pack-quantized", GROUP), (1, 16), None),
     "w8a8": (compressed("int-quantized", CHANNEL, "int"), (1, None), "w8a8"),
     "fp8 a row": (compressed("float-quantized", CHANNEL | {"type": "float"}, "float"), (1, None), "fp8"),
     "fp8 a matrix": (compressed("naive-quantized", {"type": "float", "strategy": "tensor"}), (None, None), "fp8"),
@@ -55,7 +55,9 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[int | None, int | None], str]] = 
 EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 
 
-def kept_in_8_bits(weight: Tensor, block: tuple[int | None, int | None], scheme: str) -> tuple[Tensor, Tensor, Tensor]:
+def kept_in_8_bits(
+    weight: Tensor, block: tuple[int | None, int | None], scheme: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """8-bit numbers, a scale for each block, and the matrix that they mean."""
     height, depth = block[0] or weight.shape[0], block[1] or weight.shape[1]
     rows, columns = torch.arange(weight.shape[0]) // height, torch.arange(weight.shape[1]) // depth
@@ -140,9 +142,10 @@ def test_ranks_divide_published_matrices(tmp_path: Path, source: str, name: str)
             torch.testing.assert_close(weight, theirs[key], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["w8a16 packed", "fp8 of Qwen3"])
-def test_wide_matrices_of_files_stay_wide_and_the_output_head_is_widened(tmp_path: Path, name: str) -> None:
-    small, meant = publish(tmp_path, GOLDEN_NAMES[0], name, wide=("layers.0.mlp", "layers.1.self_attn.q_proj"))
+def test_wide_matrices_of_files_stay_wide_and_the_output_head_is_widened(tmp_path: Path) -> None:
+    small, meant = publish(
+        tmp_path, GOLDEN_NAMES[0], "fp8 of Qwen3", wide=("layers.0.mlp", "layers.1.self_attn.q_proj")
+    )
     checkpoint, theirs = load_checkpoint(small), matrices(load_checkpoint(meant))
     layers = checkpoint.backbone.layers
     assert isinstance(layers[0].mlp.down_proj, nn.Linear)
@@ -160,9 +163,23 @@ def test_wide_matrices_of_files_stay_wide_and_the_output_head_is_widened(tmp_pat
     )
 
 
+@pytest.mark.parametrize("scheme", QUANT_SCHEMES)
+@pytest.mark.parametrize("shard", [Shard(), Shard(1, 2)], ids=str)
+def test_matrices_of_which_the_files_have_the_weights_alone_in_8_bits_are_as_wide_ones(
+    tmp_path: Path, scheme: str, shard: Shard
+) -> None:
+    """So any scheme can be asked for."""
+    options = LoadOptions(quantization=scheme, shard=shard)
+    small, meant = (load_checkpoint(each, options) for each in publish(tmp_path, GOLDEN_NAMES[0], "w8a16 packed"))
+    assert small.config.quantization == scheme
+    theirs = matrices(meant)
+    assert all(torch.equal(weight, theirs[key]) for key, weight in matrices(small).items())
+    assert not small.wide_layers
+
+
 def test_another_form_cannot_be_asked_for(tmp_path: Path) -> None:
-    small, _ = publish(tmp_path, GOLDEN_NAMES[0], "w8a16 packed")
-    assert load_checkpoint(small, LoadOptions(quantization="int8")).config.quantization == "int8"
+    small, _ = publish(tmp_path, GOLDEN_NAMES[0], "w8a8")
+    assert load_checkpoint(small, LoadOptions(quantization="w8a8")).config.quantization == "w8a8"
     with pytest.raises(SettingsError, match="'fp8', but this checkpoint's files have 8-bit matrices") as caught:
         load_checkpoint(small, LoadOptions(quantization="fp8"))
     assert caught.value.param == "quantization"

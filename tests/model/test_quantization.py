@@ -43,8 +43,6 @@ def made(scheme: QuantScheme, weight: torch.Tensor) -> QuantizedLinear:
 
 def rounded(rows: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
     """Activations `[..., K]` in float64, as a product of the scheme has them."""
-    if not scheme.activations:
-        return rows.double()
     values, scales = quantize_activations(rows.flatten(0, -2), scheme)
     return (values.view(getattr(torch, scheme.dtype)).double() * scales.double()).view(rows.shape)
 
@@ -86,7 +84,6 @@ def test_the_product_is_that_of_the_widened_matrix(scheme, dtype, rows, depth, w
 @EVERY_SCHEME
 @pytest.mark.parametrize("depth", [8, 33, 72, 100])
 def test_a_product_may_have_any_number_of_columns(scheme, depth):
-    """Torch's int8 product of a CPU ended the process in bfloat16 where the columns are no multiple of 16."""
     layer, x = made(scheme, drawn(0, 24, depth, dtype=torch.bfloat16)), drawn(1, 4, depth, dtype=torch.bfloat16)
     expected = F.linear(rounded(x, scheme), layer.weight.double())
     assert (layer(x).double() - expected).abs().max() <= 0.03 * expected.abs().max()
@@ -131,14 +128,14 @@ def test_experts_answer_as_their_widened_matrices_do_either_way(scheme):
         weight = getattr(wide.experts, name).weight
         delattr(wide.experts, name)
         setattr(wide.experts, name, nn.Parameter(weight))
-    x, close = drawn(3, 1, 21, 64), {"int8": 1e-5, "w8a8": 0.03, "fp8": 0.1}[scheme.name]
+    x, close = drawn(3, 1, 21, 64), {"w8a8": 0.03, "fp8": 0.1}[scheme.name]
     for fixed_shapes in (False, True):
         wanted = wide(x, fixed_shapes)
         torch.testing.assert_close(mlp(x, fixed_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME, DIFFCODER_NAME, FAST_DLLM_NAME, I_DLM_NAME])
-@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+@pytest.mark.parametrize("scheme", ["w8a8", "fp8"])
 def test_ranks_have_the_numbers_of_one_device(scheme, name):
     """A row's scale is that of the whole row, where a rank has a part of it, too."""
     whole = load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme)).networks
@@ -153,8 +150,8 @@ def test_ranks_have_the_numbers_of_one_device(scheme, name):
 
 
 def test_a_checkpoint_in_8_bits_is_not_written_again():
-    small = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization="int8"))
-    with pytest.raises(CheckpointError, match=r"in 8 bits \(int8\), weights are written wide only"):
+    small = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization="w8a8"))
+    with pytest.raises(CheckpointError, match=r"in 8 bits \(w8a8\), weights are written wide only"):
         published_weights(small.config, small.backbone, small.mrp)
 
 
@@ -171,9 +168,9 @@ def test_every_mode_decodes_and_drafting_loses_nothing(scheme):
     assert done["speculative"] == done["static"] == alone.token_ids
 
 
-@pytest.mark.parametrize("scheme", ["int8", "w8a8"])
+@EVERY_SCHEME
 def test_experts_decode_alone_as_together(scheme):
-    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=scheme))
+    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=scheme.name))
     requests = [GenerationRequest(str(n), tuple(range(n, n + 9)), Static(), max_new_tokens=8) for n in (1, 40, 200)]
     engine = Engine(checkpoint, EngineConfig(deterministic=True))
     together = [done.token_ids for done in engine.generate(requests)]
@@ -181,8 +178,8 @@ def test_experts_decode_alone_as_together(scheme):
 
 
 def test_other_forms_are_refused():
-    with pytest.raises(SettingsError, match=r"quantization is 'int3', allowed are 'int8', 'fp8', 'w8a8'"):
-        scheme_named("int3")
+    with pytest.raises(SettingsError, match=r"quantization is 'int8', allowed are 'fp8', 'w8a8'"):
+        scheme_named("int8")
 
 
 @EVERY_SCHEME
@@ -200,20 +197,18 @@ def test_with_8_bit_activations_the_kernel_has_torchs_bits_whatever_the_tiles(tr
     expected = layer(rows)
     values, scales, rows = layer.values.to(triton_device), layer.scales.to(triton_device), rows.to(triton_device)
     for count in (1, 20, 66):
-        assert torch.equal(
-            triton_matmul.product(rows[:count], values, scales, activations=True).cpu(), expected[:count]
-        )
+        assert torch.equal(triton_matmul.product(rows[:count], values, scales).cpu(), expected[:count])
 
 
 def assert_kernel_is_product(layer: QuantizedLinear, rows: torch.Tensor, scheme: QuantScheme) -> None:
     values = layer.values.view(getattr(torch, scheme.dtype))
-    done = triton_matmul.product(rows, values, layer.scales, activations=scheme.activations).double()
+    done = triton_matmul.product(rows, values, layer.scales).double()
     expected = F.linear(rounded(rows, scheme), values.double()) * layer.scales.double()[:, 0]
     torch.testing.assert_close(done, expected, rtol=1e-2, atol=1e-3 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("scheme", [QUANT_SCHEMES["w8a8"], QUANT_SCHEMES["fp8"]], ids=["w8a8", "fp8"])
+@EVERY_SCHEME
 def test_the_kernel_quantizes_activations_as_torch_does(triton_device, scheme, dtype):
     rows = (drawn(0, 90, 300) * torch.logspace(-6, 3, 90)[:, None]).to(dtype).to(triton_device)
     rows[3], rows[4, 7] = 0.0, 500.0
@@ -232,9 +227,9 @@ def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
         assert torch.equal(ours[finite], numbers.to(dtype)[finite])
 
 
-@pytest.mark.parametrize("scheme", [QUANT_SCHEMES["int8"], QUANT_SCHEMES["fp8"]], ids=["int8", "fp8"])
 @pytest.mark.parametrize("rows", [3, 20])
-def test_a_row_may_have_several_scales(scheme, rows):
+def test_a_row_may_have_several_scales(rows):
+    scheme = QUANT_SCHEMES["fp8"]
     bits = QuantizedTensor(quantized(drawn(0, 24, 96), scheme).values, drawn(1, 24, 3).abs())
     wanted = rounded(drawn(2, rows, 96), scheme) @ bits.dequantized(scheme).double().T
     torch.testing.assert_close(product(drawn(2, rows, 96), bits, scheme).double(), wanted, rtol=1e-5, atol=1e-4)
@@ -246,9 +241,7 @@ def test_a_row_may_have_several_scales(scheme, rows):
 ROW_COUNTS = (1, 16, 17, 40, 150, 300)
 
 
-@pytest.mark.parametrize(
-    ("weights", "groups"), [("bfloat16", 1), ("w8a8", 1), ("int8", 1), ("int8", 3), ("fp8", 1), ("fp8", 3)]
-)
+@pytest.mark.parametrize(("weights", "groups"), [("bfloat16", 1), ("w8a8", 1), ("fp8", 1), ("fp8", 3)])
 def test_a_rows_bits_depend_neither_on_the_number_of_rows_nor_on_tiles(triton_device, monkeypatch, weights, groups):
     scheme, width, depth = QUANT_SCHEMES.get(weights), 70, 576
     values, scales = drawn(0, width, depth, dtype=torch.bfloat16), None
@@ -256,23 +249,22 @@ def test_a_rows_bits_depend_neither_on_the_number_of_rows_nor_on_tiles(triton_de
         values = quantized(values, scheme).values.view(getattr(torch, scheme.dtype))
         scales = drawn(1, width, groups, dtype=torch.bfloat16).to(triton_device)
     rows, values = drawn(2, 300, depth, dtype=torch.bfloat16).to(triton_device), values.to(triton_device)
-    activations = scheme is not None and scheme.activations
-    numbers = values if activations else rows
-    if activations:
+    numbers = rows if scheme is None else values
+    if scheme is not None:
         once = triton_matmul.quantize(rows, values.dtype)
         monkeypatch.setattr(triton_matmul, "quantize", lambda rows, _: tuple(part[: len(rows)] for part in once))
-    together = triton_matmul.product(rows, values, scales, activations=activations)
-    tilings = triton_matmul.tilings_of(numbers, values, 1 if scales is None else groups)
+    together = triton_matmul.product(rows, values, scales)
+    tilings = triton_matmul.tilings_of(numbers, groups)
     for tiling in tilings:
         monkeypatch.setattr(triton_matmul, "tilings_of", lambda *_, only=tiling: (only,))
         for count in ROW_COUNTS if tiling == tilings[0] else (1, 300):
-            done = triton_matmul.product(rows[:count], values, scales, activations=activations)
+            done = triton_matmul.product(rows[:count], values, scales)
             assert torch.equal(done, together[:count]), (tiling, count)
 
 
-@EVERY_SCHEME
-@pytest.mark.parametrize("groups", [1, 3])
-def test_an_experts_rows_have_the_bits_of_its_own_product(triton_device, scheme, groups):
+@pytest.mark.parametrize(("name", "groups"), [("w8a8", 1), ("fp8", 1), ("fp8", 3)])
+def test_an_experts_rows_have_the_bits_of_its_own_product(triton_device, name, groups):
+    scheme = QUANT_SCHEMES[name]
     values = quantized(drawn(0, 4 * 40, 192), scheme).values.view(4, 40, 192)
     layer = QuantizedExperts(QuantizedTensor(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), scheme).to(
         triton_device
@@ -302,7 +294,7 @@ def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, gro
     torch.testing.assert_close(done, wanted, rtol=2e-2, atol=1e-2 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize(("scheme", "parts"), [(None, 1), ("int8", 1), ("fp8", 2), ("w8a8", 2)])
+@pytest.mark.parametrize(("scheme", "parts"), [(None, 1), ("fp8", 2), ("w8a8", 2)])
 def test_ranks_divide_activations_that_become_8_bits(scheme, parts):
     options = LoadOptions(quantization=scheme, shard=Shard(0, 2))
     assert load_checkpoint(GOLDEN / EXPERTS_NAME, options).activation_parts == parts

@@ -61,7 +61,7 @@ def zeroed(*parts: str) -> Change:
     ],
 )
 def test_weights_of_zeros_are_refused_by_name(tmp_path: Path, name: str, part: str, first: str) -> None:
-    options = LoadOptions(torch.float16, quantization="int8") if "k_proj" in part else LoadOptions()
+    options = LoadOptions(torch.float16, quantization="w8a8") if "k_proj" in part else LoadOptions()
     served, other = load_checkpoint(GOLDEN / name, options), copied(tmp_path / "a", name, zeroed(part))
     with pytest.raises(CheckpointError, match=r"zero throughout: .*, as in a save without numbers") as loading:
         load_checkpoint(other, options)
@@ -117,7 +117,7 @@ def test_a_weight_that_is_not_finite_is_refused_in_8_bits_too(tmp_path: Path) ->
     name = "model.layers.1.mlp.down_proj.weight"
     folder = copied(tmp_path / "a", change=lambda w: w[name].view(-1)[3:4].fill_(float("nan")))
     with pytest.raises(CheckpointError, match=f"'{name}' has numbers that are not finite"):
-        load_checkpoint(folder, LoadOptions(quantization="int8"))
+        load_checkpoint(folder, LoadOptions(quantization="w8a8"))
 
 
 # --- a head beside a tied flag ---------------------------------------------------------------------

@@ -29,11 +29,11 @@ def updated(served: Checkpoint, other: Path, options: LoadOptions) -> None:
     [
         (FIRST, LoadOptions()),
         (FIRST, LoadOptions(torch.bfloat16, mrp_scale=2.0)),
-        (FIRST, LoadOptions(quantization="int8")),
+        (FIRST, LoadOptions(quantization="w8a8")),
         (FIRST, LoadOptions(quantization="fp8")),
         (GOLDEN / EXPERTS_NAME, LoadOptions()),
     ],
-    ids=["float32", "bfloat16", "int8", "fp8", "experts"],
+    ids=["float32", "bfloat16", "w8a8", "fp8", "experts"],
 )
 def test_the_numbers_are_those_of_a_fresh_load_in_the_same_tensors(
     tmp_path: Path, source: Path, options: LoadOptions
@@ -170,7 +170,7 @@ def one_matrix(name: str) -> bool:
     return name == "model.layers.1.self_attn.k_proj.weight"
 
 
-OPTIONS = [LoadOptions(), LoadOptions(torch.bfloat16), LoadOptions(quantization="int8")]
+OPTIONS = [LoadOptions(), LoadOptions(torch.bfloat16), LoadOptions(quantization="w8a8")]
 
 
 def backbone_alone(name: str) -> bool:

@@ -223,9 +223,14 @@ def test_a_module_that_the_backbone_cannot_have_is_refused(data, tmp_path, chang
         run(plan_of(data, tmp_path, **changes))
 
 
-def test_a_backbone_with_8_bit_matrices_is_refused(data, tmp_path):
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+GROUPS = {"group": {"weights": {"num_bits": 8, "strategy": "channel"}}}
+W8A16 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": GROUPS}
+
+
+@pytest.mark.parametrize("quantization", [FP8, W8A16], ids=["fp8", "w8a16"])
+def test_a_backbone_with_8_bit_matrices_is_refused(data, tmp_path, quantization):
     folder = shutil.copytree(GOLDEN, tmp_path / "backbone")
-    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(SettingsError, match="the backbone's files have 8-bit matrices, expected are the wide ones"):

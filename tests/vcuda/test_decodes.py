@@ -150,7 +150,7 @@ def test_drafts_of_a_causal_model_are_its_plain_decoding(device, deterministic):
     fast_rows(
         lambda name, scheme: (
             (name, scheme)
-            in [(GOLDEN_NAMES[0], "int8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8"), (I_DLM_NAME, "int8")]
+            in [(GOLDEN_NAMES[0], "fp8"), (EXPERTS_NAME, "w8a8"), (FAST_DLLM_NAME, "w8a8"), (I_DLM_NAME, "w8a8")]
         ),
         [
             (name, scheme)

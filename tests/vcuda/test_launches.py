@@ -30,7 +30,7 @@ faulty = pytest.importorskip("tests.vcuda.faulty_kernels", reason="triton is not
 H100, A100 = (9, 0), (8, 0)
 #: shared memory of a program on the smallest cards that are served (compute capability 8.6 and 8.9)
 LEAST_SHARED_BYTES = 99 * 1024
-FAST = [("sdar-8b", 4, "bfloat16", H100), ("sdar-30b-a3b", 4, "w8a8", H100), ("sdar-1.7b", 16, "int8", A100)]
+FAST = [("sdar-8b", 4, "bfloat16", H100), ("sdar-30b-a3b", 4, "w8a8", H100), ("sdar-1.7b", 16, "w8a8", A100)]
 #: shape, tokens of a block, weights, compute capability
 PUBLISHED = [
     *FAST,
@@ -39,7 +39,7 @@ PUBLISHED = [
     ("sdar-4b", 32, "w8a8", H100),
     ("sdar-8b", 16, "fp8", H100),
     ("sdar-30b-a3b", 16, "bfloat16", H100),
-    ("llada2-mini", 32, "int8", H100),
+    ("llada2-mini", 32, "w8a8", H100),
     ("stable-diffcoder-8b", 4, "bfloat16", H100),
     ("fast-dllm-1.5b", 32, "bfloat16", H100),
     ("fast-dllm-7b", 32, "w8a8", H100),
@@ -77,16 +77,14 @@ def test_a_product_takes_two_kernels_at_most(scheme):
         layer = QuantizedLinear(QuantizedTensor(values, scales), QUANT_SCHEMES[scheme])
         for tokens in (1, 16, 64, 256, 1024):
             layer(without_numbers(1, tokens, 12288))
-    assert device.counts.kernels == {"multiply": 5} | (
-        {"quantize_rows": 5} if QUANT_SCHEMES[scheme].activations else {}
-    )
+    assert device.counts.kernels == {"multiply": 5, "quantize_rows": 5}
 
 
 @pytest.mark.parametrize(
     ("weights", "groups"),
     fast_rows(
-        lambda weights, groups: weights in ("fp8", "int8") and groups == 1,
-        [*((weights, 1) for weights in (*QUANT_SCHEMES, "bfloat16")), ("int8", 32), ("fp8", 32)],
+        lambda weights, groups: weights == "fp8",
+        [*((weights, 1) for weights in (*QUANT_SCHEMES, "bfloat16")), ("fp8", 32)],
     ),
 )
 def test_every_tile_of_a_product_takes_the_same_instruction(weights, groups, monkeypatch):
@@ -95,21 +93,18 @@ def test_every_tile_of_a_product_takes_the_same_instruction(weights, groups, mon
     The next step of the loop overwrites registers of operands: no product that reads them may run on then.
     """
     scheme, used = QUANT_SCHEMES.get(weights), []
-    kinds = (scheme.dtype, scheme.activations) if scheme else ("bfloat16", False)
-    values = without_numbers(4096, 4096, dtype=getattr(torch, kinds[0]))
-    numbers = values if kinds[1] else without_numbers(1, 4096)
-    with virtual_cuda(shapes_only=True):
-        tilings = triton_matmul.tilings_of(numbers, values, groups)
+    values = without_numbers(4096, 4096, dtype=getattr(torch, scheme.dtype if scheme else "bfloat16"))
+    tilings = triton_matmul.tilings_of(values, groups)
     for tiling in tilings:
         monkeypatch.setattr(triton_matmul, "tilings_of", lambda *_, only=tiling: (only,))
         with virtual_cuda(shapes_only=True) as device, torch.inference_mode():
             rows, scales = without_numbers(64, 4096), without_numbers(4096, groups) if scheme else None
-            triton_matmul.product(rows, values, scales, activations=kinds[1])
+            triton_matmul.product(rows, values, scales)
         used += [binary for binary in device.binaries.values() if binary.products]
     assert [binary.products for binary in used] == [{"wgmma.mma_async"}] * len(used)
     assert len(used) >= 4
     assert any(binary.running for binary in used) is ((weights, groups) in (("fp8", 1), ("bfloat16", 1)))
-    assert all(binary.from_registers is (weights == "int8" and groups > 1) for binary in used)
+    assert not any(binary.from_registers for binary in used)
 
 
 def test_every_kernel_of_the_service_is_launched():

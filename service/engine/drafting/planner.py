@@ -11,8 +11,8 @@ table itself. If searches gain less than they cost, only one step in `_TRIAL` se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from operator import itemgetter
 
@@ -51,8 +51,8 @@ class DraftPlanner:
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
-        #: the budgets by MRP forwards, price of pages, running requests, the tenant's among them, and kind of drafts
-        self._budgets: dict[tuple[int, float, int, int, Reliability], DraftBudget] = {}
+        #: the budgets by MRP forwards, price of pages, running requests, and kind of drafts
+        self._budgets: dict[tuple[int, float, int, Reliability], DraftBudget] = {}
         self._mrp_choices: dict[_Kind, MrpChoice] = {}
         self._reliabilities: dict[tuple[_Kind, int], Reliability] = {}
 
@@ -75,7 +75,7 @@ class DraftPlanner:
         """The drafts of a request that starts. `mrp_steps`: the result of the method `mrp_steps`."""
         mode = request.mode
         if mrp_steps is None:
-            return RequestDrafts(self, request.sharing.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
+            return RequestDrafts(self, mode.needs_mrp, getattr(mode, "mrp_steps", None))
         kind = _kind(request)
         reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
         return PlannedDrafts(self, request, self._mrp_choice(kind).take(mrp_steps), reliability)
@@ -83,13 +83,12 @@ class DraftPlanner:
     def _mrp_choice(self, kind: _Kind) -> MrpChoice:
         return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
 
-    def begin(self, num_running: int, tenants: Mapping[str, int] | None = None) -> None:
-        """Begins a step. `tenants`: the running requests of each, if a tenant's drafts are weighed alone."""
-        self.work = StepWork(max(1, num_running), tenants or {})
+    def begin(self, num_running: int) -> None:
+        self.work = StepWork(max(1, num_running))
         self._steps += 1
 
     def end(self, mrp_rows: Iterable[int]) -> None:
-        step, self.work = self.work, StepWork(self.work.num_running, self.work.tenants)
+        step, self.work = self.work, StepWork(self.work.num_running)
         if not step.requests:
             return
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
@@ -104,25 +103,25 @@ class DraftPlanner:
             self._slopes.clear()
             self._budgets.clear()
 
-    def row(self, pages: int = 0, tenant: str = "") -> float:
-        """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
-        slope, rate = self._slope_and_rate(tenant)
+    def row(self, pages: int = 0) -> float:
+        """The price, in tokens, of one more row that reads `pages` pages."""
+        slope, rate = self._slope_and_rate()
         return (slope + self.costs().reading(pages)) * rate
 
-    def affordable_drafts(self, rows: int, gains: Sequence[Sequence[float]], tenant: str = "") -> list[int]:
-        """The number of drafts of each request that a tenant's next forward reads beside `rows` other rows.
+    def affordable_drafts(self, rows: int, gains: Sequence[Sequence[float]]) -> list[int]:
+        """The number of drafts of each request that the next forward reads beside `rows` other rows.
 
         `gains`: the expected gains of each request's drafts, in their order.
         """
-        times, backbone, (_, rate) = self._seconds, self.costs().backbone, self._slope_and_rate(tenant)
+        times, backbone, (_, rate) = self._seconds, self.costs().backbone, self._slope_and_rate()
         times.extend([backbone.filled(count) for count in range(len(times), rows + sum(map(len, gains)) + 1)])
         return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
-    def reading(self, pages: int, tenant: str = "") -> float:
-        return self.costs().reading(pages) * self._slope_and_rate(tenant)[1]
+    def reading(self, pages: int) -> float:
+        return self.costs().reading(pages) * self._slope_and_rate()[1]
 
-    def _slope_and_rate(self, tenant: str) -> tuple[float, float]:
-        count = self.work.num_running_beside(tenant)
+    def _slope_and_rate(self) -> tuple[float, float]:
+        count = self.work.num_running
         if count not in self._slopes:
             costs, rows = self.costs(), count * self._rows
             if count not in self._onward:
@@ -154,35 +153,34 @@ class DraftPlanner:
         turn = self.costs().turn
         return turn.at(min(num_running, turn.points[-1][0])) if turn else 0.0
 
-    def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
+    def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
         """The current budget of a request, by the reliability of its kind of drafts and the pages of each state."""
-        work, reading = self.work, self.costs().reading(pages)
-        key = mrp_steps, reading, work.num_running, work.num_running_beside(tenant), reliability
+        key = mrp_steps, self.costs().reading(pages), self.work.num_running, reliability
         if (budget := self._budgets.get(key)) is None or (not budget.states and self._steps % _TRIAL == 0):
-            self._budgets[key] = budget = self._new_budget(mrp_steps, reliability, self.row(pages, tenant), tenant)
+            self._budgets[key] = budget = self._new_budget(mrp_steps, reliability, self.row(pages))
         return budget
 
-    def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float, tenant: str) -> DraftBudget:
+    def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float) -> DraftBudget:
         num_running = self.work.num_running
         max_states = self._max_states(num_running)
-        if self._steps % _TRIAL and not reliability.searches.are_worth(num_running, self.search(tenant)):
+        if self._steps % _TRIAL and not reliability.searches.are_worth(num_running, self.search()):
             return DraftBudget()
         if price >= 1:
             return DraftBudget(price, max_states, mrp_steps)
         price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
-        refine = self.refinement(tenant) if mrp_steps else 0.0
+        refine = self.refinement() if mrp_steps else 0.0
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
 
-    def search(self, tenant: str) -> float:
+    def search(self) -> float:
         """The price, in tokens, of one request's search, whose forward cannot begin ahead."""
         count = self.work.num_running
-        return (self.costs().search + self._turn(count) / count) * self._slope_and_rate(tenant)[1]
+        return (self.costs().search + self._turn(count) / count) * self._slope_and_rate()[1]
 
-    def refinement(self, tenant: str) -> float:
+    def refinement(self) -> float:
         """The price, in tokens, of one request's part of an MRP forward, which about `REFINED_SHARE` of all share."""
-        costs, count = self.costs(), self.work.num_running_beside(tenant)
+        costs, count = self.costs(), self.work.num_running
         sharing = max(1.0, REFINED_SHARE * count)
-        return costs.mrp.filled(count) / sharing * self._slope_and_rate(tenant)[1] if costs.mrp else 0.0
+        return costs.mrp.filled(count) / sharing * self._slope_and_rate()[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
         """The limit of a request's drafts: its share of a forward's rows, less its current state and a block."""
@@ -224,10 +222,10 @@ class RequestDrafts:
     after the rule's picks in the forward before.
     """
 
-    __slots__ = ("_tenant", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
+    __slots__ = ("followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
 
-    def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
-        self.planner, self._tenant = planner, tenant
+    def __init__(self, planner: DraftPlanner, uses_mrp: bool, mrp_steps: int | None) -> None:
+        self.planner = planner
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
         self.followed = 0
 
@@ -267,7 +265,7 @@ class PlannedDrafts(RequestDrafts):
     def __init__(
         self, planner: DraftPlanner, request: GenerationRequest, option: MrpOption, reliability: Reliability
     ) -> None:
-        super().__init__(planner, request.sharing.tenant, option.steps > 0, option.steps)
+        super().__init__(planner, option.steps > 0, option.steps)
         self._rule, self._option, self._reliability = request.mode.rule, option, reliability
         self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
         self._last_followed = option.steps
@@ -286,18 +284,18 @@ class PlannedDrafts(RequestDrafts):
         return worth_drafting(self._rule, self._present_budget())
 
     def _present_budget(self) -> DraftBudget:
-        return self.planner.budget(self._option.steps, self._reliability, self.pages, self._tenant)
+        return self.planner.budget(self._option.steps, self._reliability, self.pages)
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
-        price = self.planner.reading(self.pages, self._tenant)
+        price = self.planner.reading(self.pages)
         return [gain - price for gain in self._reliability.actual_gains(gains)]
 
     def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
         super().record(rows, steps, ahead=ahead)
         if rows and self._last_search:
             gained = sum([actual for step in steps for _, actual in step.gains])
-            spent = (rows - 1) * self.planner.row(self.pages, self._tenant)
-            spent += self.refinements * self.planner.refinement(self._tenant)
+            spent = (rows - 1) * self.planner.row(self.pages)
+            spent += self.refinements * self.planner.refinement()
             self._reliability.searches.count(self.planner.work.num_running, gained - spent)
             self._option.count_search(self.refinements)
             self._last_followed = self.followed
@@ -312,18 +310,11 @@ class PlannedDrafts(RequestDrafts):
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step: requests that the backbone read, their rows, tokens and pages.
-
-    `tenants`: the running requests of each tenant, if each tenant is weighed by itself.
-    """
+    """The work of a step: requests that the backbone read, their rows, tokens and pages."""
 
     num_running: int = 1
-    tenants: Mapping[str, int] = field(default_factory=dict)
     requests: int = 0
     rows: int = 0
     tokens: int = 0
     pages: int = 0
     ahead: int = 0
-
-    def num_running_beside(self, tenant: str) -> int:
-        return self.tenants.get(tenant, self.num_running)

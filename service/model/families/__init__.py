@@ -52,7 +52,9 @@ def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> Mo
         raw = {**raw, "partial_rotary_factor": rope.get("partial_rotary_factor")}
     refuse_other_networks(raw, FAMILIES[name].own_keys)
     config, published = FAMILIES[name].config({**raw, "model_type": name}, block_size), published_scheme(raw)
-    return replace(config, quantization=published.scheme, scale_columns=published.columns) if published else config
+    if published is None or published.widened:
+        return config
+    return replace(config, quantization=published.scheme, scale_columns=published.columns)
 
 
 def unknown_keys(raw: Mapping[str, Any]) -> list[str]:

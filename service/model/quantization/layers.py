@@ -4,8 +4,8 @@ A number is `value * scale`, symmetric around zero. A row has one scale, or one 
 columns, as published files may have it.
 
 On a GPU every product is our Triton kernel's (`triton_matmul.py`): a row's bits do not depend on the other rows. A CPU
-has products of torch: of few rows and int8, and with int8 activations of whole numbers, whose sums are exact, so they
-are the kernel's. Every other case widens the matrix first, which is right but slow.
+has torch's product of int8, whose sums are exact, so they are the kernel's. Every other case widens the matrix first,
+which is right but slow.
 """
 
 from typing import NamedTuple
@@ -83,10 +83,6 @@ def _widened_e4m3(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --- layers ----------------------------------------------------------------------------------------
 
-#: rows of activations up to which a CPU reads int8 values; for more, widening the matrix is faster
-_MAX_CPU_ROWS = 8
-#: torch's int8 product of the CPU crashes in bfloat16 where the columns are no multiple of this
-_CPU_MULTIPLE = 16
 #: without Triton: the fewest rows of a product of whole numbers by cuBLAS, and the divisor of its sizes
 _CUBLAS_ROWS, _CUBLAS_MULTIPLE = 32, 8
 #: A kernel's step along the columns lies within a group of them. Tensor cores take 32 columns of 8 bits at once.
@@ -166,15 +162,10 @@ def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tenso
     """rows `[M, K]` times one matrix, `[N, K]` -> `[M, N]`."""
     if has_kernel(rows, tensor):
         return kernel_product(rows, tensor, scheme)
-    whole, on_cpu = scheme.dtype == "int8", rows.device.type == "cpu"
-    if scheme.activations:
-        if whole and (on_cpu or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
-            return _integer_product(rows, tensor, scheme)
-        rows = quantize_activations(rows, scheme).dequantized(scheme).to(rows.dtype)
-    packs = tensor.groups == 1 and rows.shape[1] % _CPU_MULTIPLE == 0
-    if whole and on_cpu and len(rows) <= _MAX_CPU_ROWS and packs:
-        scales = tensor.scales[:, 0]
-        return torch._weight_int8pack_mm(rows.contiguous(), tensor.values, scales)  # noqa: SLF001 (no other name)
+    on_cpu = rows.device.type == "cpu"
+    if scheme.dtype == "int8" and (on_cpu or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
+        return _integer_product(rows, tensor, scheme)
+    rows = quantize_activations(rows, scheme).dequantized(scheme).to(rows.dtype)
     if tensor.groups == 1:
         return F.linear(rows, tensor.numbers(scheme)) * tensor.scales[:, 0]
     return F.linear(rows, tensor.dequantized(scheme))
@@ -201,7 +192,7 @@ def kernel_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme, e
     from service.model.quantization import triton_matmul
 
     values = tensor.values.view(getattr(torch, scheme.dtype))
-    return triton_matmul.product(rows, values, tensor.scales, ends, activations=scheme.activations)
+    return triton_matmul.product(rows, values, tensor.scales, ends)
 
 
 def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reads published 8-bit weights by their names: as values with scales, or dequantized.
+"""Reads published 8-bit weights by their names: as values with scales, or widened.
 
 | in a file, beside a matrix `[N, K]` | content |
 |---|---|
@@ -26,6 +26,7 @@ _PACKED, _SHAPE = "_packed", "_shape"
 class PrequantizedWeights:
     """A source of weights, some of them in 8 bits. Scales belong to their weights and have no names here.
 
+    `widened`: layers get all weights as if they were published wide.
     CheckpointError for scales and values that do not fit each other.
     """
 
@@ -42,6 +43,10 @@ class PrequantizedWeights:
     @property
     def names(self) -> Collection[str]:
         return self._names
+
+    @property
+    def widened(self) -> bool:
+        return self._published.widened
 
     def is_quantized(self, name: str) -> bool:
         return name in self._scales

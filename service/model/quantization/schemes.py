@@ -17,21 +17,19 @@ from service.errors import CheckpointError, SettingsError
 class QuantScheme:
     """How numbers are kept in 8 bits. `dtype`: torch's name of the 8-bit type. `largest`: its largest number.
 
-    `activations`: whether a layer's input is quantized, too, each row (a token) with a scale of its own.
+    A layer's input is quantized, too, each row (a token) with a scale of its own.
     """
 
     name: str
     dtype: str
     largest: float
-    activations: bool = False
 
 
 QUANT_SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        QuantScheme("int8", "int8", 127.0),
-        QuantScheme("fp8", "float8_e4m3fn", 448.0, activations=True),
-        QuantScheme("w8a8", "int8", 127.0, activations=True),
+        QuantScheme("fp8", "float8_e4m3fn", 448.0),
+        QuantScheme("w8a8", "int8", 127.0),
     )
 }
 
@@ -77,9 +75,9 @@ def scales_per_row(depth: int, columns: int | None) -> int:
 def activation_parts(name: str | None, ranks: int) -> int:
     """The number of parts of an activation that ranks quantize apart, each with scales of its own.
 
-    1 if activations are not quantized: the ranks then have the numbers of a single device, up to the order of sums.
+    1 without a scheme: the ranks then have the numbers of a single device, up to the order of sums.
     """
-    return ranks if name is not None and scheme_named(name).activations else 1
+    return 1 if name is None else ranks
 
 
 # --- schemes of published files --------------------------------------------------------------------
@@ -97,9 +95,10 @@ _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantiz
 class PublishedScheme:
     """How a checkpoint's files keep 8-bit weights."""
 
-    scheme: str  # the name of the scheme that computes the same
+    scheme: str  # the name of the scheme whose 8-bit type the weights have
     rows: int | None  # the rows of a matrix that share a scale; None: all
     columns: int | None  # and the columns
+    widened: bool = False  # whether layers get wide matrices, as no scheme computes with wide activations
 
 
 def published_scheme(raw: Mapping[str, Any]) -> PublishedScheme | None:
@@ -149,8 +148,10 @@ def _group_scheme(group: Mapping[str, Any], file_format: object) -> PublishedSch
     if weights.get("num_bits") != 8 or kind not in ("int", "float") or not plain or weights.get("actorder"):
         raise _not_supported(f"weights are {dict(weights)}")
     block = _scale_block(weights)
-    if activations is None or (kind == "float" and activations.get("dynamic") is True):
-        return PublishedScheme("int8" if kind == "int" else "fp8", *block)
+    if kind == "float" and (activations is None or activations.get("dynamic") is True):
+        return PublishedScheme("fp8", *block)
+    if activations is None:
+        return PublishedScheme("w8a8", *block, widened=True)
     token = activations.get("dynamic") is True and activations.get("strategy") == "token"
     if not token or activations.get("num_bits") != 8 or not activations.get("symmetric", True) or block[1] is not None:
         raise _not_supported(f"input_activations are {dict(activations)}, weights {dict(weights)}")

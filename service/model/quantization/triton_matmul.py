@@ -5,12 +5,10 @@ accumulator. So an element is summed in the order of K, whatever the tiles: its 
 rows. On Hopper tiles have at least 64 rows of the left operand, so every tile takes the same instruction (`wgmma` of
 64 x n). Memory is read once and in 8 bits: programs with the same rows of the matrix start together.
 
-The left operand is the matrix, so 16 rows of activations are no padded tile. 8-bit weights of wide activations are the
-right operand: they become wide on the way to shared memory. As the left operand they would stay in registers, which
-Triton 3.6 fills for the next step while tensor cores may still read them (dev/lab/gpu.md). Several scales for a row
-end that: each step's product is scaled before the next step. Steps are then equally deep in all tiles.
+The left operand is the matrix, so 16 rows of activations are no padded tile. Both operands have one type: with 8-bit
+matrices one kernel quantizes the rows first. The product is then one of 8-bit tensor cores, scaled at the end. If a row
+has several scales, each step's product is scaled before the next step. Steps are then equally deep in all tiles.
 
-With 8-bit activations one kernel quantizes the rows. The product is then one of 8-bit tensor cores, scaled at the end.
 Sums of int8 products are exact. Those of e4m3 products stay in the tensor cores, as `use_fast_accum` of
 `torch._scaled_mm` has it: Hopper keeps some 14 bits of them (dev/lab/gpu.md).
 """
@@ -55,7 +53,7 @@ def quantize_rows(
 def multiply(
     x,  # [M, K], dense
     x_scales,  # [M] float32, or None
-    values,  # [E, N, K], dense, of x's type or int8
+    values,  # [E, N, K], dense, of x's type
     scales,  # [E, N, K / GROUP], dense, or None
     out,  # [M, N], dense
     ends,  # [E] int32: the end of each matrix's rows, read if EXPERTS
@@ -68,7 +66,6 @@ def multiply(
     DEPTH: tl.constexpr,
     EVEN: tl.constexpr,
     SCALED: tl.constexpr,
-    SWAPPED: tl.constexpr,
     EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     WIDE: tl.constexpr,
@@ -76,9 +73,8 @@ def multiply(
     """Grid: tiles of activations, tiles of a matrix.
 
     EVEN: K is a multiple of DEPTH. SCALED: each step's product is scaled before it is added; so a row of a matrix may
-    have several scales, each for GROUP columns, a multiple of DEPTH. SWAPPED: the matrix is the right operand, and
-    missing rows of activations are not read. EXPERTS: the number E of matrices, each for some of the rows, or 0 for one
-    matrix. WIDE multiplies and sums in float64, for Triton's interpreter.
+    have several scales, each for GROUP columns, a multiple of DEPTH. EXPERTS: the number E of matrices, each for some
+    of the rows, or 0 for one matrix. WIDE multiplies and sums in float64, for Triton's interpreter.
     """
     tile = tl.program_id(0)
     column = tl.program_id(1) * STEP + tl.arange(0, STEP)
@@ -94,10 +90,10 @@ def multiply(
     bits_at = values + line[:, None] * K + depth[None, :]
     real: tl.constexpr = tl.float64 if WIDE else tl.float32
     exact: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else real
-    total = tl.zeros((TILE, STEP) if SWAPPED else (STEP, TILE), real if SCALED else exact)
+    total = tl.zeros((STEP, TILE), exact)
     for start in range(0, limit, DEPTH):
         if EVEN:
-            inputs = tl.load(inputs_at + start, present, 0.0) if SWAPPED else tl.load(inputs_at + start)
+            inputs = tl.load(inputs_at + start)
             bits = tl.load(bits_at + start)
         else:
             within = start + depth < K
@@ -105,13 +101,11 @@ def multiply(
             bits = tl.load(bits_at + start, within[None, :], 0.0)
         if SCALED:
             scale = tl.load(scales + line * (K // GROUP) + start // GROUP).to(tl.float32)
-            total += _dot(bits, inputs, tl.zeros((STEP, TILE), exact), inputs.dtype, WIDE) * scale[:, None]
-        elif SWAPPED:
-            total = _dot(tl.trans(inputs), tl.trans(bits), total, inputs.dtype, WIDE)
+            total += _dot(bits, inputs, tl.zeros((STEP, TILE), exact), WIDE) * scale[:, None]
         else:
-            total = _dot(bits, inputs, total, inputs.dtype, WIDE)
+            total = _dot(bits, inputs, total, WIDE)
 
-    numbers = (tl.trans(total) if SWAPPED else total).to(tl.float32)
+    numbers = total.to(tl.float32)
     if x_scales is not None:
         numbers *= tl.load(x_scales + row, row < last, 0.0)[None, :]
     if scales is not None and not SCALED:
@@ -121,13 +115,13 @@ def multiply(
 
 
 @triton.jit
-def _dot(left, right, total, dtype: tl.constexpr, WIDE: tl.constexpr):
-    """The product of two tiles, as numbers of a type, on top of a total."""
+def _dot(left, right, total, WIDE: tl.constexpr):
+    """The product of two tiles on top of a total."""
     if WIDE:  # by float32: the interpreter cannot widen the smallest e4m3 at once
         wide_left, wide_right = left.to(tl.float32).to(tl.float64), right.to(tl.float32).to(tl.float64)
         total += tl.dot(wide_left, wide_right, out_dtype=tl.float64).to(total.dtype)
     else:
-        total = tl.dot(left.to(dtype), right.to(dtype), total, input_precision="ieee", out_dtype=total.dtype)
+        total = tl.dot(left, right, total, input_precision="ieee", out_dtype=total.dtype)
     return total
 
 
@@ -169,7 +163,7 @@ class Tiling(NamedTuple):
     cost: float
 
 
-#: By the types of activations and matrices: none needs a register in memory on compute capability 9.0.
+#: By the type of activations and matrices: none needs a register in memory on compute capability 9.0.
 _E4M3 = (
     Tiling(16, 64, 256, 4, 4, 1, 0.069),
     Tiling(32, 64, 256, 4, 3, 1, 0.122),
@@ -191,15 +185,6 @@ _WIDE = (
     Tiling(128, 128, 64, 8, 4, 1, 0.273),
     Tiling(256, 128, 64, 8, 3, 1, 0.42),
 )
-#: of 8-bit weights and wide activations, the right operand. Their costs are a model's, not measured
-_WIDENED = (
-    Tiling(16, 64, 128, 4, 4, 1, 0.07),
-    Tiling(64, 32, 256, 4, 3, 1, 0.09),
-    Tiling(64, 64, 128, 4, 3, 1, 0.151),
-    Tiling(64, 128, 64, 4, 4, 2, 0.374),
-    Tiling(128, 64, 128, 8, 3, 1, 0.208),
-    Tiling(128, 128, 64, 8, 3, 2, 0.56),
-)
 #: of products that are scaled step by step: all are equally deep. Their costs are guesses, not measured
 _SCALED = (
     Tiling(16, 64, 128, 4, 6, 1, 0.15),
@@ -211,35 +196,29 @@ _SCALED = (
 _FLOAT32 = (Tiling(16, 32, 64, 4, 2, 1, 1.0),)
 
 
-def tilings_of(numbers: Tensor, values: Tensor, groups: int) -> tuple[Tiling, ...]:
-    """The possible sizes of a product of activations `[M, K]` and matrices `[..., N, K]`, the smallest first."""
+def tilings_of(numbers: Tensor, groups: int) -> tuple[Tiling, ...]:
+    """The possible sizes of a product of activations `[M, K]`, the smallest first."""
     if numbers.element_size() > 2:
         return _FLOAT32
     if groups > 1:
         return _SCALED
-    if numbers.dtype != values.dtype:
-        return tuple(tiling for tiling in _WIDENED if tiling.tile >= _device(numbers.device).least_tile)
     return {torch.int8: _INT8, torch.float8_e4m3fn: _E4M3}.get(numbers.dtype, _WIDE)
 
 
 class _Device(NamedTuple):
-    """The multiprocessors of a device, and the shared memory of a program in bytes.
-
-    `least_tile`: the fewest rows of a left operand with which every tile takes the same instruction.
-    """
+    """The multiprocessors of a device, and the shared memory of a program in bytes."""
 
     processors: int
     shared_bytes: int
-    least_tile: int
 
 
 def _device(device: torch.device) -> _Device:
     """An H100 stands for Triton's interpreter."""
     if device.type != "cuda":
-        return _Device(132, 227 * 1024, least_tile=64)
+        return _Device(132, 227 * 1024)
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
-    return _Device(properties.multi_processor_count, shared_bytes, 64 if properties.major in (9, 10) else 16)
+    return _Device(properties.multi_processor_count, shared_bytes)
 
 
 def _grid(tiling: Tiling, count: int, width: int, experts: int) -> tuple[int, int]:
@@ -263,34 +242,30 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-def product(
-    rows: Tensor, values: Tensor, scales: Tensor | None = None, ends: Tensor | None = None, *, activations: bool = False
-) -> Tensor:
+def product(rows: Tensor, values: Tensor, scales: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
     """rows `[M, K]`, values `[N, K]` in 8 bits or the rows' type, scales `[N, G]` -> `[M, N]` in the rows' type.
 
     With `ends` `[E]` int32 there are E matrices: values `[E, N, K]`, scales `[E, N, G]`. The rows are sorted by matrix.
-    `activations`: the rows are quantized, too, to the type of the values.
+    With scales, the rows are quantized, too, to the type of the values.
     """
     (count, depth), width = rows.shape, values.shape[-2]
     groups, experts = 1 if scales is None else scales.shape[-1], 0 if ends is None else len(ends)
-    numbers, row_scales = quantize(rows, values.dtype) if activations else (rows.contiguous(), None)
+    numbers, row_scales = (rows.contiguous(), None) if scales is None else quantize(rows, values.dtype)
     device = _device(rows.device)
 
     def cost(tiling: Tiling) -> float:
         programs = prod(_grid(tiling, count, width, experts))
         return ceil(programs / (device.processors * tiling.together)) * tiling.cost
 
-    tiling = min(tilings_of(numbers, values, groups), key=cost)
+    tiling = min(tilings_of(numbers, groups), key=cost)
     step_depth = tiling.depth if groups == 1 else gcd(depth // groups, tiling.depth)
     stage_bytes = step_depth * (tiling.tile * numbers.element_size() + tiling.step * values.element_size())
-    swapped = groups == 1 and numbers.dtype != values.dtype
-    loads_bytes = device.shared_bytes - swapped * step_depth * tiling.step * numbers.element_size()
     out = rows.new_empty(count, width)
     multiply[_grid(tiling, count, width, experts)](
         numbers, row_scales, values, scales, out, rows if ends is None else ends, count, width, depth, depth // groups,
         TILE=tiling.tile, STEP=tiling.step, DEPTH=step_depth, EVEN=depth % step_depth == 0,
-        SCALED=groups > 1, SWAPPED=swapped, EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(max(1, experts)),
+        SCALED=groups > 1, EXPERTS=experts, EXPERTS_PAD=triton.next_power_of_2(max(1, experts)),
         WIDE=rows.device.type == "cpu", num_warps=tiling.warps,
-        num_stages=max(1, min(tiling.stages, loads_bytes // stage_bytes)),
+        num_stages=max(1, min(tiling.stages, device.shared_bytes // stage_bytes)),
     )  # fmt: skip
     return out
