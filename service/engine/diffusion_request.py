@@ -1,33 +1,30 @@
 """A running request of a block-diffusion model: the rows that its policy's queries need.
 
 A finished block is stored by a row in the same forward as the next block's first evaluation (`stored_blocks.py`).
-Where outputs are shifted, that row reads the next block's first position, and the evaluation follows (`_with_first`).
 Where its mode and the device allow it, the next rows begin before the last ones are read (`lookahead.py`).
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block
-from service.decode.first_token import decode_after_first
+from service.decode.block import Block
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.registry import only_drafts
 from service.engine.decoding_request import DecodingRequest, of_state
 from service.engine.forward.rows import Anchor, Row
 from service.engine.lookahead import DraftsAhead, Lookahead
 from service.engine.running_request import Admitted
+from service.model.config import ModelConfig
 
 
 class DiffusionRequest(DecodingRequest):
     """A running request whose blocks are denoised."""
 
-    __slots__ = ("_draft_vocabulary", "_drafts_ahead", "_lookahead", "_only_drafts", "_row", "_shifted")
+    __slots__ = ("_drafts_ahead", "_lookahead", "_only_drafts", "_row")
 
     def __init__(self, admitted: Admitted) -> None:
         request, model, lease, _, drafts, lines = admitted
-        self._shifted = model.shifted
         super().__init__(admitted)
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         uses_candidates = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
@@ -45,16 +42,19 @@ class DiffusionRequest(DecodingRequest):
         )
         self._lookahead: Lookahead | None = None  # None: no row begins before the predictions of earlier ones are read
         self._drafts_ahead: DraftsAhead | None = None
-        if not lines or self._rule.device_picks is None or request.grammar is not None:
-            return
-        if uses_candidates and not self._shifted:
-            self._drafts_ahead = DraftsAhead(self._rule, drafts, self._block_size)
-        pace, filtered = request.mode.pace, request.sampling.draws_filtered
-        if pace is not None and not self._adjuster and request.logprobs is None:
-            refines = pace.mrp_steps > 0 and filtered
-            if pace.is_fixed or not (self._shifted or refines):
-                self._lookahead = Lookahead(pace, self._rule, model, self.blocks, drafts)
-                self.replays = pace.mrp_steps > 0 and not filtered and not self._shifted
+        if lines and self._rule.device_picks is not None and request.grammar is None:
+            self._go_ahead(model, uses_candidates=uses_candidates)
+
+    def _go_ahead(self, model: ModelConfig, *, uses_candidates: bool) -> None:
+        """Decides once whether the request's rows may begin ahead. The device can keep its states."""
+        request, pace = self.request, self.request.mode.pace
+        if uses_candidates:
+            self._drafts_ahead = DraftsAhead(self._rule, self.drafts, self._block_size)
+        if pace is not None and self._adjuster is None and request.logprobs is None:
+            refines, filtered = pace.mrp_steps > 0, request.sampling.draws_filtered
+            if pace.is_fixed or not (refines and filtered):
+                self._lookahead = Lookahead(pace, self._rule, model, self.blocks, self.drafts)
+                self.replays = refines and not filtered
         self.replays |= self._drafts_ahead is not None
 
     # Its next rows
@@ -62,8 +62,6 @@ class DiffusionRequest(DecodingRequest):
     @property
     def num_rows(self) -> int:
         stored, query = len(self.blocks.unwritten), self._query
-        if stored and self._shifted and self._reads_first:
-            return stored
         if self._num_unread:
             return stored + (0 if self._lookahead is None or self.waits else self._lookahead.num_rows)
         return stored + (len(query.states) if isinstance(query, Evaluate) else 0)
@@ -74,27 +72,17 @@ class DiffusionRequest(DecodingRequest):
             return False
         return self._lookahead is None or self._lookahead.next is None or not self._lookahead.is_open
 
-    @property
-    def _reads_first(self) -> bool:
-        """Whether the first position is read next, by a row of the block before."""
-        query = self._query
-        if self._num_unread:
-            following = None if self._lookahead is None else self._lookahead.next
-            return following is not None and following.anchor is None
-        return isinstance(query, Evaluate) and query.states[0].tokens[0] == MASKED
-
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        rows, query = self._rows_to_store(budget, prompt_budget), self._query
+        rows = self._rows_to_store(budget, prompt_budget)
         if len(rows) < len(self.blocks.unwritten):
             return rows
-        if self._shifted and self._reads_first:
-            return self._with_first(rows, budget)
-        states: list[Row] = []
-        if not self._num_unread:
-            states = self._rows(query) if isinstance(query, Evaluate) else states
-        elif self._lookahead is not None:
-            states = self._lookahead.rows(self._row)
+        states = self._rows_of_states()
         return [*rows, *states] if len(rows) + len(states) <= budget else rows
+
+    def _rows_of_states(self) -> list[Row]:
+        if self._num_unread:
+            return [] if self._lookahead is None else self._lookahead.rows(self._row)
+        return self._rows(self._query) if isinstance(self._query, Evaluate) else []
 
     def expected_gains(self, rows: list[Row]) -> list[float]:
         query = self._query
@@ -164,28 +152,6 @@ class DiffusionRequest(DecodingRequest):
         adjustments = adjuster.adjustments(row.state, mask, row.rescore) if adjuster else ()
         return replace(row, mask=mask, adjustments=adjustments)
 
-    def _with_first(self, rows: list[Row], budget: int) -> list[Row]:
-        """The rows to store. The last one also reads the first position of the block that is decoded.
-
-        If its block is stored already, as the prompt's last one may be, it is computed again and not stored.
-        """
-        if not budget:
-            return rows
-        read = self._row if self._num_unread else self._rows(cast(Evaluate, self._query))[0]
-        stored = rows.pop() if rows else self._stored_row(self._index - 1)
-        return [
-            *rows,
-            replace(
-                stored,
-                sampling=read.sampling,
-                mask=read.mask,
-                logprobs=read.logprobs,
-                adjustments=read.adjustments,
-                opens_next=True,
-                unsampled=read.unsampled,
-            ),
-        ]
-
     # Its forwards
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor]) -> None:
@@ -206,9 +172,6 @@ class DiffusionRequest(DecodingRequest):
         self._num_unread -= 1
         first = next(index for index, row in enumerate(rows) if row.sampling is not None)
         row, read = rows[first], predictions[first:]
-        if row.opens_next:
-            self._answer((replace(read[0], positions=(0,)),))
-            return
         if row.writes_kv:  # whether its state was complete is known now
             if self._index == row.index:
                 read = read[:1]
@@ -246,8 +209,3 @@ class DiffusionRequest(DecodingRequest):
         self._send(predictions)
         if self._lookahead is not None and self.finish_reason is None and not isinstance(self._query, Refine):
             self._lookahead.settle(self._index, self._canvas.block)
-
-    def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        super()._start_block(head)
-        if self._shifted:
-            self._decoding = decode_after_first(self.request.mode, self._canvas)

@@ -58,13 +58,12 @@ class Lookahead:
     """The rows ahead of one request, by its mode's pace. `next`: the next row if it can be named."""
 
     __slots__ = (
-        "_blocks", "_draft_masks", "_drafts", "_gate", "_num_pages", "_rule", "_size", "_sub_block", "next", "pace",
-        "unsettled",
+        "_blocks", "_drafts", "_gate", "_model", "_num_pages", "_rule", "_size", "next", "pace", "unsettled",
     )  # fmt: skip
 
     def __init__(self, pace: Pace, rule: Rule, model: ModelConfig, blocks: StoredBlocks, drafts: RequestDrafts) -> None:
         self.pace, self._rule, self._gate = pace, rule, pace.gate or rule
-        self._size, self._sub_block, self._draft_masks = model.block_size, model.sub_block_size, model.draft_masks
+        self._size, self._model = model.block_size, model
         self._blocks, self._drafts, self._num_pages = blocks, drafts, blocks.num_pages
         self.next: NextRow | None = None
         self.unsettled: Unsettled | None = None
@@ -159,12 +158,7 @@ class Lookahead:
         """The masked positions that the forward over a row leaves, at most."""
         if row.anchor is not None and self.pace.gate is not None:
             return masked
-        picks = self.pace.picks or 1
-        if self._sub_block is not None:
-            picks = min(picks, (masked - 1) % self._sub_block + 1)  # the sub-blocks to the right are masks only
-        if self._draft_masks is not None:
-            picks = min(picks, 1 + self._draft_masks)
-        return max(0, masked - picks)
+        return max(0, masked - min(self.pace.picks or 1, self._model.max_read(masked)))
 
 
 class DraftsAhead:

@@ -22,6 +22,7 @@ from service.engine.prefix_cache import BlockTokens, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
 from service.engine.running_request import Admitted, RunningRequest
 from service.engine.scoring import ScoringRequest
+from service.engine.shifted_request import ShiftedRequest
 from service.fair_queue import FairQueue, Ticket
 from service.model.config import ModelConfig
 
@@ -263,7 +264,7 @@ def _running(admitted: Admitted) -> RunningRequest:
         return ScoringRequest(admitted)
     if verifies_in_one_row(admitted.request, admitted.model):
         return CausalRequest(admitted)
-    return DiffusionRequest(admitted)
+    return ShiftedRequest(admitted) if admitted.model.shifted else DiffusionRequest(admitted)
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:

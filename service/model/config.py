@@ -97,6 +97,12 @@ class ModelConfig:
         """Whether the output at a position predicts the next token, so that a block predicts the next one's first."""
         return self.sub_block_size is not None or self.causal
 
+    def max_read(self, masked: int) -> int:
+        """The positions that a forward reads of a block with `masked` masks, at most."""
+        if self.sub_block_size is not None:
+            return (masked - 1) % self.sub_block_size + 1  # the sub-blocks to the right are masks only
+        return masked if self.draft_masks is None else 1 + self.draft_masks
+
     @property
     def num_kv_layers(self) -> int:
         """Layers that keep KV: the backbone's and MRP's."""

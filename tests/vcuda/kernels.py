@@ -177,7 +177,7 @@ def begin_replay(grid, states, params, param_table, mask_token, *, L, **_):
 
 def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, *, L, REPLAY, **_):
     for row, (number, limit, *words) in enumerate(params[: grid[0]].tolist()):
-        line, first, read = words[-3:]
+        line, first, read = words[12:15]
         state = states[row] if REPLAY else table[line]
         masked = (state == mask_token).nonzero()[:, 0]
         if not REPLAY:

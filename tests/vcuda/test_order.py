@@ -14,7 +14,7 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.modes.speculative import VERIFIED
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.forward import runner
+from service.engine.forward import oom_backoff
 from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, load_update
@@ -195,7 +195,7 @@ def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates,
     assert answers(events_of(engine, requests)) == expected
     tokens, later_replays = decoded(engine, device, requests)
     assert tokens == expected
-    assert set(later_replays) == {0}  # a chain's replays come before its only copy
+    assert set(later_replays) == {0}  # replays come before their only copy
     assert 2 * device.counts.replays >= 3 * device.counts.event_waits
     assert waits(device.counts) == []
 
@@ -214,9 +214,9 @@ def test_a_rule_that_the_device_does_not_know_goes_in_turns(device, monkeypatch)
 
 
 @pytest.mark.parametrize("seed", fast_only((1).__eq__, range(6)))
-def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
+def test_replays_beside_requests_that_leave_change_no_answer(device, seed):
     """Requests of several modes, some of which are aborted, in batches of several sizes."""
-    rng, num_chains = random.Random(seed), 0
+    rng, num_replayed = random.Random(seed), 0
     modes = [*DRAFTED.values(), *UNPACED.values(), Speculative(1), Speculative(4, 6), Speculative(3, threshold=0.4)]
     modes += [mode for pairs in GATED.values() for mode, _ in pairs]
     samplings = [SamplingParams(temperature, seed=seed + 7) for temperature in (0.0, 0.0, 0.7, 1.2)]
@@ -227,10 +227,10 @@ def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
     begin_replays = engine._runner.begin_replays
 
     def counted(rows, counts):
-        nonlocal num_chains
-        chain = begin_replays(rows, counts)
-        num_chains += chain is not None and rows[0].anchor is not None
-        return chain
+        nonlocal num_replayed
+        replays = begin_replays(rows, counts)
+        num_replayed += replays is not None and rows[0].anchor is not None
+        return replays
 
     engine._runner.begin_replays = counted
     for request in requests:
@@ -243,7 +243,7 @@ def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
             engine.abort(name)
     finished = expected.keys() - aborted
     assert answers({name: events[name] for name in finished}) == {name: expected[name] for name in finished}
-    assert num_chains >= 5
+    assert num_replayed >= 5
     assert engine.state().num_running == engine.state().kv_pages_used == 0
 
 
@@ -251,18 +251,18 @@ def test_chains_beside_requests_that_leave_change_no_answer(device, seed):
 
 
 def begin_hook(engine, before):
-    """Lets `before` see the rows of every forward and chain that begins, and whether it is ahead of results."""
+    """Lets `before` see the rows of all forwards and replays that begin, and whether it is ahead of results."""
     begin, begin_replays = engine._runner.begin, engine._runner.begin_replays
 
     def hooked(network, rows):
         before(rows, ahead=bool(engine._steps))
         return begin(network, rows)
 
-    def hooked_chain(rows, counts):
+    def hooked_replays(rows, counts):
         before(rows, ahead=bool(engine._steps))
         return begin_replays(rows, counts)
 
-    engine._runner.begin, engine._runner.begin_replays = hooked, hooked_chain
+    engine._runner.begin, engine._runner.begin_replays = hooked, hooked_replays
 
 
 def continued(requests: Sequence[GenerationRequest], whole: Answers) -> list[GenerationRequest]:
@@ -276,7 +276,7 @@ def continued(requests: Sequence[GenerationRequest], whole: Answers) -> list[Gen
 @pytest.mark.parametrize("spare_bytes", fast_only({0, 10_000}.__contains__, [0, 300, 10_000, 2**16]))
 def test_a_step_ahead_without_memory_runs_in_parts(device, spare_bytes, monkeypatch):
     """`spare_bytes`: a forward fails before or after its replay, or in its sampling. Larger parts are tried soon."""
-    monkeypatch.setattr(runner, "_PATIENCE", 4)
+    monkeypatch.setattr(oom_backoff, "_PATIENCE", 4)
     requests, engine = requests_of(MIXED, 10), engine_on_device(SLOW_HOST, max_rows=24)
     engine.prepare()
     failures = 0

@@ -143,13 +143,13 @@ class StateTable:
 
 
 def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: bool = False) -> NDArray[np.int32]:
-    """The words of rows, int32 `[R, 17]`, as of `state_kernels.reveal_picks`. `counts`: the forwards that reveal.
+    """The words of rows, int32 `[R, 18]`, as of `state_kernels.reveal_picks`. `counts`: the forwards that reveal.
 
     `any_token`: whether also `Row.unsampled` may be chosen, as draft candidates may.
     """
     from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 
-    params = np.zeros((len(counts), 17), np.int32)
+    params = np.zeros((len(counts), 18), np.int32)
     params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
     params[:, 3] = NOISY * metadata.random
     if not any_token:

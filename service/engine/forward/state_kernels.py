@@ -158,7 +158,7 @@ def _rule_picks(masked, lane, confidence, entropy, rule, sure, L: tl.constexpr):
 @triton.jit
 def begin_replay(
     states,  # [R, L] int32
-    table,  # [R, 17] int32: as of `reveal_picks`
+    table,  # [R, 18] int32: as of `reveal_picks`
     param_table,  # [R * L, 6] int32: temperature's bits, flags, two words of the noise's key are computed; the rest is
     #               the sampler's. Of positions that are not masked the flags are -1: they are not sampled
     MASK_TOKEN,
@@ -167,7 +167,7 @@ def begin_replay(
 ):
     """The sampler's parameters at all positions of a replay. Grid: rows."""
     row = tl.program_id(0)
-    param = table + row * 17
+    param = table + row * 18
     lane = tl.arange(0, PAD)
     inside = lane < L
     masked = tl.load(states + row * L + lane, mask=inside, other=-1) == MASK_TOKEN
@@ -186,9 +186,9 @@ def reveal_picks(
     table,  # [N, L] int32: the state table, in which the picks are revealed, too
     drawn,  # [M, 4] float32: as of `sampling_kernels.sample`; in a replay [R * L, 4], of all positions
     order,  # [M] int32: the index in `drawn` of each masked position, row by row; not read in a replay
-    params,  # [R, 17] int32: the number of replays before, the number of those that reveal, temperature's bits, flags,
-    #          two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`, the line.
-    #          Not in a replay: the row's first index in `order`, and the number of its positions there, the leftmost
+    row_table,  # [R, 18] int32: the number of replays before, the number of those that reveal, temperature's bits,
+    #             flags, two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its
+    #             `sure`, the line. Not in a replay: the row's first index in `order`, the number of its positions there
     values,  # [K, R, L, 4] float32, in a replay: the numbers in `drawn` of a row's masked positions, one after another
     MASK_TOKEN,
     L: tl.constexpr,
@@ -197,7 +197,7 @@ def reveal_picks(
 ):
     """Reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
-    param = params + row * 17
+    param = row_table + row * 18
     lane = tl.arange(0, PAD)
     inside = lane < L
     number = tl.load(param)
