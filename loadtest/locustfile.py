@@ -59,10 +59,10 @@ class Levels(LoadTestShape):
         if at >= profile.seconds:
             is_over = at > profile.seconds + FINISH_S or not self.get_current_user_count()
             return None if is_over else (0 if is_closed else sources, _AT_ONCE)
-        stage, level = profile.stage(at), profile.level(at)
-        if stage is not None and stage != self._stage:
+        stage, level = profile.level(at)
+        if stage != self._stage:
             self._stage = stage
-            self._environment.mrp_measures.level(time.perf_counter(), stage, level)
+            self._environment.mrp_measures.level(time.perf_counter(), profile.stages[stage].seconds, level)
         return max(1, round(level)) if is_closed else sources, _AT_ONCE
 
 

@@ -32,13 +32,13 @@ import aiohttp
 import httpx
 
 from loadtest.chaos.hostile import ATTACKS, Target
-from loadtest.harness import ENGINE, Running, memory_mib, metrics, options, percentile, processes, say, service
+from loadtest.harness import Running, memory_mib, metrics, options, percentile, processes, say, service
 
 _EVERY_S, _PATIENCE_S = 0.5, 30.0
 _BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "max_new_tokens": 16}
 #: one of the streams of the honest client that come first, and their number
 _STREAM, _NUM_STREAMS = _BODY | {"max_new_tokens": 128, "ignore_eos": True, "stream": True}, 100
-_PARTS = {"ingress": "Ingress", "replica": "Generator", "engine": ENGINE}
+_PARTS = ("ingress", "replica", "engine")
 #: the most that a process may keep of an attack
 _GROWTH_MIB = 64
 #: the most replicas that an attack may make the autoscaler want
@@ -132,7 +132,7 @@ async def beside(name: str, target: Target, url: str) -> tuple[HonestClient, dic
 
 
 def sizes(running: Running) -> dict[str, tuple[list[int], float]]:
-    parts = {part: processes(running, title) for part, title in _PARTS.items()}
+    parts = {part: processes(running, part) for part in _PARTS}
     return {part: (ids, sum(map(memory_mib, ids))) for part, ids in parts.items()}
 
 
