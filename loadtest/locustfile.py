@@ -9,7 +9,7 @@ import sys
 import time
 
 import gevent
-from locust import LoadTestShape, events
+from locust import LoadTestShape, events, stats
 from locust.env import Environment
 from locust.rpc import Message
 from locust.runners import MasterRunner, WorkerRunner
@@ -31,6 +31,7 @@ __all__ = ["ChatStreamUser", "ChatUser", "CompletionStreamUser", "CompletionUser
 #: seconds for requests in progress to finish at the end of a run; without them the slowest would not be counted
 FINISH_S = 30.0
 _AT_ONCE = 100.0  # locust warns above
+stats.HISTORY_STATS_INTERVAL_SEC = 1  # of the charts: locust's 5 s are longer than a level may be
 
 
 class Levels(LoadTestShape):

@@ -9,17 +9,17 @@ CSV, log and rows of each mode. Further options are those of the locustfile and 
 
 import argparse
 import asyncio
-import re
 from pathlib import Path
 
 import httpx
 
 from loadtest.driver import drive, levels
+from loadtest.generator.arrivals import Profile
 from loadtest.generator.workload import ALL_MODES, DEFAULT_MODE
 from loadtest.harness import options, say, service
 
 _WARM_S = 1.0
-_LINE = "{:<16}{:>7}{:>12}{:>10}{:>20}{:>23}{:>8}"
+_LINE = "{:<26}{:>6}{:>12}{:>10}{:>20}{:>23}{:>8}"
 _HEADS = ("run", "level", "requests/s", "tokens/s", "first block p95 ms", "between blocks p95 ms", "failed")
 
 
@@ -38,9 +38,10 @@ async def run(arguments: argparse.Namespace, locust_options: list[str]) -> None:
     common += ["--api-key", arguments.api_key, *locust_options]
     async with service(arguments) as running:
         plans = arguments.modes or await served_plans(running.url, arguments.api_key)
+        say(f"{len(plans)} runs of {Profile.parse(arguments.levels).seconds:g} s, and a few seconds around each")
         print(_LINE.format(*_HEADS), flush=True)
         for number, modes in enumerate(plans, 1):
-            name = f"{number}-{'mixed' if ',' in modes else re.split('[@:]', modes)[0]}"
+            name = f"{number}-{'mixed' if ',' in modes else modes}"
             rows = await drive(running.url, arguments.out / name, *common, "--modes", modes)
             for level, seen in levels(rows, _WARM_S):
                 times = ("-" if ms is None else f"{ms:.0f}" for ms in (seen.first_block_p95_ms, seen.gap_p95_ms))

@@ -35,7 +35,7 @@ BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "nobody", "content": "?"}]},
     {"prompt": "and a chat"},
     {"prompt_token_ids": [10**9], "messages": None},
-    {"stop": [""]},
+    {"stop": [7]},
     {"stop_token_ids": [-1]},
     {"unheard_of": True},
     {"stream": "yes"},

@@ -13,7 +13,6 @@ import subprocess
 import time
 
 import httpx
-import ray
 
 from loadtest.chaos.steady import Tally, clients, longest_pause_s
 from loadtest.harness import free_port, options, percentile, report, requests, say
@@ -89,8 +88,10 @@ def main() -> int:
     arguments.port = free_port()
     if arguments.url:
         return asyncio.run(_measure(arguments))
+    cluster.begin(_settings(arguments, 0), say)
+    import ray  # after the variables that it reads when it is imported
+
     try:
-        cluster.begin(_settings(arguments, 0), say)
         cluster.deploy(_settings(arguments, 0), say)
         return asyncio.run(_measure(arguments))
     finally:
