@@ -68,12 +68,12 @@ def parse() -> argparse.Namespace:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    load = ("--modes", ALL_MODES, "--levels", f"{60 * arguments.minutes:g}:{arguments.users}")
+    load = ("--modes", ALL_MODES, "--workload-seed", str(arguments.seed))
+    load += ("--levels", f"{60 * arguments.minutes:g}:{arguments.users}")
     samples: list[Memory] = []
     async with service(arguments) as running:
         watching = asyncio.create_task(watch(running, samples))
-        seed = ("--workload-seed", str(arguments.seed))
-        rows = await drive(running.url, arguments.out / "soak", *_USERS, *load, *seed)
+        rows = await drive(running.url, arguments.out / "soak", *_USERS, *load)
         watching.cancel()
     return conclude(arguments, rows, samples)
 

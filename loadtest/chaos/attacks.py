@@ -197,17 +197,13 @@ def file_systems() -> Iterator[Path]:
     if os.geteuid() == 0:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):
             raise OSError(ctypes.get_errno(), "no mount namespace")
-        _run("mount", "--make-rprivate", "/")
-        for path in (folder, "/dev/shm"):  # noqa: S108
-            _run("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(path))
+        small = ("-t", "tmpfs", "-o", "size=512m", "tmpfs")
+        for words in (("--make-rprivate", "/"), (*small, folder), (*small, "/dev/shm")):  # noqa: S108
+            subprocess.run(("mount", *words), check=True)  # noqa: S603, S607
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)  # noqa: S603
 
 
 def keys(folder: Path) -> Path:

@@ -51,8 +51,8 @@ def _update(arguments: argparse.Namespace, number: int) -> None:
 def _settings(arguments: argparse.Namespace, number: int) -> Settings:
     name = f"update-{number}"
     os.environ["MRP_SERVE_TORCH_THREADS"] = "1"
-    fixed = {"api_server_count": 2}  # Serve's proxy listens, so an update does not move the port
-    return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, **fixed)
+    # of two ingresses, so that Serve's proxy listens, and an update does not move the port
+    return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, api_server_count=2)
 
 
 async def _measure(arguments: argparse.Namespace) -> int:

@@ -27,9 +27,8 @@ class CpuTime:
 
     def beyond(self, idle: Mapping[str, float]) -> Mapping[str, float]:
         """The CPU time without that which passes anyway, in milliseconds a second."""
-        return {
-            part: max(0.0, cpu_ms - idle.get(part, 0.0) * self.wall_ms / 1e3) for part, cpu_ms in self.cpu_ms.items()
-        }
+        wall_s = self.wall_ms / 1e3
+        return {part: max(0.0, cpu_ms - idle.get(part, 0.0) * wall_s) for part, cpu_ms in self.cpu_ms.items()}
 
 
 async def cpu_time(running: Running, bodies: Sequence[Json], concurrency: int) -> CpuTime:
