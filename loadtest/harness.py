@@ -1,4 +1,4 @@
-"""The common parts of the chaos scripts: a service, its processes and metrics, requests, and reports.
+"""The common parts of the scripts: a service, its processes and metrics, requests, and reports.
 
 It uses only the program's name, its routes and the names of its processes.
 """
@@ -6,6 +6,7 @@ It uses only the program's name, its routes and the names of its processes.
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -22,22 +24,28 @@ from typing import Any
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from loadtest.generator.protocol import Observation, Route, reader
-from loadtest.report.summary import percentile as nearest_rank
+from loadtest.generator.workload import ALL_MODES, heldout_prompts, plans
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATE = "/generate"
 _START_S = 180
 _STOP_S = 120
-
-PLANS = (
-    {"mode": "static"},
-    {"mode": "dynamic", "threshold": 0.7},
-    {"mode": "direct", "mrp_steps": 1},
-    {"mode": "speculative", "mrp_steps": 2},
-    {"mode": "remask", "threshold": 0.5},
-)
+#: a part of the service -> how the command lines of its processes begin, or the program of Python that it is
+PARTS = {
+    "engine": "service.engine_process.process",
+    "replica": "ray::ServeReplica:mrp:Generator",
+    "ingress": "ray::ServeReplica:mrp:Ingress",
+    "proxy": "ray::ProxyActor",
+    "controller": "ray::ServeController",
+    "raylet": "raylet/raylet",
+    "gcs": "gcs/gcs_server",
+    "agent": "ray::DashboardAgent",
+    "rtenv": "ray::RuntimeEnvAgent",
+    "driver": "service.cli.main",
+}
 
 
 # --- the service -----------------------------------------------------------------------------------
@@ -67,41 +75,49 @@ async def service(
         yield Running(arguments.url.rstrip("/"), _listener(arguments.url))
         return
     port = free_port()
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
-    command += [*map(str, flags), *arguments.flags.split()]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    # Ray prints to standard output, which is only for the result
-    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=sys.stderr)  # noqa: S603 - our own program
+    process = start(port, [*map(str, flags), *arguments.flags.split()], env=os.environ | (environment or {}))
     loop, script = asyncio.get_running_loop(), asyncio.current_task()
     loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
     try:
         running = Running(f"http://127.0.0.1:{port}", process.pid)
         async with httpx.AsyncClient(base_url=running.url) as client:
-            await ready(client, 0, process=process)
+            await ready(client, 0, process)
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(_STOP_S)
 
 
-async def ready(
-    client: httpx.AsyncClient,
-    replicas: int,
-    timeout_s: float = _START_S,
-    process: subprocess.Popen[bytes] | None = None,
-) -> float:
-    began = time.monotonic()
-    while time.monotonic() - began < timeout_s:
+def start(port: int, flags: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts `mrp-serve serve`. Ray prints to standard output, which is only for the result."""
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
+    variables = {**env, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=sys.stderr, **options)  # noqa: S603 - our program
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    """A client that waits long, on connections without a limit."""
+    return httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=None))
+
+
+async def ready(client: httpx.AsyncClient, replicas: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Waits until so many replicas are ready, and the service is healthy."""
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until:
         if process and process.poll() is not None:
             raise SystemExit(f"the service ended with {process.returncode}")
-        try:
-            health = await client.get("/health", timeout=10)
-            if health.status_code == 200 and health.json()["replicas_ready"] >= replicas:
-                return time.monotonic() - began
-        except httpx.TransportError:
-            pass
+        if (count := await replicas_ready(client)) is not None and count >= replicas:
+            return
         await asyncio.sleep(0.1)
-    raise SystemExit(f"{replicas} replicas were not ready within {timeout_s:.0f} s")
+    raise SystemExit(f"{replicas} replicas were not ready within {_START_S} s")
+
+
+async def replicas_ready(client: httpx.AsyncClient) -> int | None:
+    """The number by /health. None: the service is not healthy, or does not answer."""
+    with suppress(httpx.TransportError, ValueError):
+        health = await client.get("/health", timeout=5)
+        return int(health.json()["replicas_ready"]) if health.status_code == 200 else None
+    return None
 
 
 def free_port() -> int:
@@ -113,18 +129,20 @@ def free_port() -> int:
 # --- its processes ---------------------------------------------------------------------------------
 
 
-#: the processes of the replicas' engines
-ENGINE = "service.engine_process.process"
+def part_of(process: int) -> str:
+    """The part of the service that a process is; or the beginning of its command line."""
+    with suppress(psutil.Error):  # it has ended
+        words = psutil.Process(process).cmdline() or [""]
+        for part, mark in PARTS.items():
+            if words[0].startswith(mark) or words[0].endswith(mark) or mark in words[1:5]:
+                return part
+        return " ".join(words)[:80].strip()
+    return ""
 
 
-def processes(running: Running, name: str) -> list[int]:
-    titles: dict[int, str] = {}
-    for process in psutil.Process(running.pid).children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
-            titles[process.pid] = " ".join(process.cmdline())
-    return sorted(
-        process for process, title in titles.items() if name in title and (title.startswith("ray::") or name == ENGINE)
-    )
+def processes(running: Running, part: str) -> list[int]:
+    children = psutil.Process(running.pid).children(recursive=True)
+    return sorted(process.pid for process in children if part_of(process.pid) == part)
 
 
 def memory_mib(process: int) -> float:
@@ -135,10 +153,8 @@ def memory_mib(process: int) -> float:
 
 
 def memory(running: Running) -> dict[str, float]:
-    names = ("Generator", ENGINE, "Ingress", "ProxyActor")
-    return {
-        f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
-    }
+    parts = ("replica", "engine", "ingress", "proxy")
+    return {f"{part} {pid}": round(memory_mib(pid), 1) for part in parts for pid in processes(running, part)}
 
 
 def _listener(url: str) -> int | None:
@@ -151,40 +167,37 @@ def _listener(url: str) -> int | None:
 # --- its metrics -----------------------------------------------------------------------------------
 
 
+async def samples(client: httpx.AsyncClient) -> list[Sample]:
+    page = (await client.get("/metrics", timeout=30)).text
+    return [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+
+
 async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
     """Every metric of /metrics, summed over replicas and labels."""
-    totals: dict[str, float] = {}
-    page = (await client.get("/metrics", timeout=30)).text
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            name = sample.name.removeprefix("mrp_")
-            totals[name] = totals.get(name, 0.0) + sample.value
+    totals: dict[str, float] = defaultdict(float)
+    for sample in await samples(client):
+        totals[sample.name.removeprefix("mrp_")] += sample.value
     return totals
 
 
 # --- requests --------------------------------------------------------------------------------------
 
 
-def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    draw = random.Random(seed)
+def requests(count: int, seed: int, tokens: int) -> list[dict[str, Any]]:
+    """Held-out problems in all modes, greedy and at random, whole and streamed."""
+    draw, prompts, modes = random.Random(seed), heldout_prompts(), plans(ALL_MODES)
     return [
         {
-            "messages": [{"role": "user", "content": draw.choice(prompts)}],
+            **draw.choice(prompts),
             "max_new_tokens": tokens,
             "ignore_eos": True,
             "temperature": 0.8 if number // 2 % 2 else 0.0,
             "seed": draw.randrange(2**40),
             "stream": bool(number % 2),
-            **PLANS[number % len(PLANS)],
+            **dict(modes[number % len(modes)].knobs),
         }
         for number in range(count)
     ]
-
-
-def demo_prompts() -> list[str]:
-    from service.demo import heldout_problems
-
-    return [problem.prompt for problem in heldout_problems()]
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Observation:
@@ -227,9 +240,9 @@ async def receive(
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The percentile of the nearest rank, rounded for a report."""
-    value = nearest_rank(values, share)
-    return None if value is None else round(value, 3)
+    """The value that `share` of the values do not exceed, rounded. None: there are no values."""
+    ordered = sorted(values)
+    return round(ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)], 3) if ordered else None
 
 
 def say(text: str) -> None:

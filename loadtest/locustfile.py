@@ -9,7 +9,7 @@ import sys
 import time
 
 import gevent
-from locust import LoadTestShape, events
+from locust import LoadTestShape, events, stats
 from locust.env import Environment
 from locust.rpc import Message
 from locust.runners import MasterRunner, WorkerRunner
@@ -31,6 +31,7 @@ __all__ = ["ChatStreamUser", "ChatUser", "CompletionStreamUser", "CompletionUser
 #: seconds for requests in progress to finish at the end of a run; without them the slowest would not be counted
 FINISH_S = 30.0
 _AT_ONCE = 100.0  # locust warns above
+stats.HISTORY_STATS_INTERVAL_SEC = 1  # of the charts: locust's 5 s are longer than a level may be
 
 
 class Levels(LoadTestShape):
@@ -59,10 +60,10 @@ class Levels(LoadTestShape):
         if at >= profile.seconds:
             is_over = at > profile.seconds + FINISH_S or not self.get_current_user_count()
             return None if is_over else (0 if is_closed else sources, _AT_ONCE)
-        stage, level = profile.stage(at), profile.level(at)
-        if stage is not None and stage != self._stage:
+        stage, level = profile.level(at)
+        if stage != self._stage:
             self._stage = stage
-            self._environment.mrp_measures.level(time.perf_counter(), stage, level)
+            self._environment.mrp_measures.level(time.perf_counter(), profile.stages[stage].seconds, level)
         return max(1, round(level)) if is_closed else sources, _AT_ONCE
 
 

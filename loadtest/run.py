@@ -1,121 +1,63 @@
-"""`make loadtest`: runs a scenario on the demo, or on the service of `--url`, and writes its points and pictures.
+"""`make loadtest`: runs locust for one mode after the other, over levels of users.
 
-`python -m loadtest.run --scenario default --out loadtest-report`.
+    make loadtest ARGS="--modes static speculative@mrp_steps=2 --levels 20:1,20:16,20:64"
+    make loadtest ARGS="--modes default --loop open --levels 20:10,10:60,40:10"
+
+Starts the demo, or uses the service of `--url`. Prints a line for each level. The folder `--out` gets locust's page,
+CSV, log and rows of each mode. Further options are those of the locustfile and of locust.
 """
 
 import argparse
 import asyncio
-import csv
-import json
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 
 import httpx
 
+from loadtest.driver import drive, levels
+from loadtest.generator.arrivals import Profile
+from loadtest.generator.workload import ALL_MODES, DEFAULT_MODE
 from loadtest.harness import options, say, service
-from loadtest.report import figures
-from loadtest.report import scenario as scenarios
-from loadtest.report.driver import Driver
-from loadtest.report.scenario import Run, Scenario
-from loadtest.report.summary import Point, points
+
+_WARM_S = 1.0
+_LINE = "{:<26}{:>6}{:>12}{:>10}{:>20}{:>23}{:>8}"
+_HEADS = ("run", "level", "requests/s", "tokens/s", "first block p95 ms", "between blocks p95 ms", "failed")
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--scenario", default="default", help="name or YAML file")
-    parser.add_argument("--out", type=Path, default=Path("loadtest-report"))
-    parser.add_argument("--only", default="", help="runs of the scenario, with commas between")
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    parser = options((__doc__ or "").splitlines()[0])
+    parser.add_argument("--modes", nargs="+", help="a run for each; default: the demo's modes, then all of them mixed")
+    parser.add_argument("--levels", default="3:1,3:4,5:16,5:32", help="SECONDS:USERS,…")
+    parser.add_argument("--classes", nargs="+", default=["StreamUser"], help="the locustfile's classes of users")
     parser.add_argument("--api-key", default="")
-    return parser.parse_args(arguments)
+    parser.add_argument("--out", type=Path, default=Path("loadtest-report"))
+    return parser.parse_known_args()
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    scenario = scenarios.read(arguments.scenario)
-    (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
-    say(f"{scenario.title}: about {scenario.seconds / 60 + 0.5:.1f} minutes, into {arguments.out}")
+async def run(arguments: argparse.Namespace, locust_options: list[str]) -> None:
+    common = [*arguments.classes, "--levels", arguments.levels, "--workload-seed", str(arguments.seed)]
+    common += ["--api-key", arguments.api_key, *locust_options]
     async with service(arguments) as running:
-        driver = Driver(running.url, arguments.out / "raw", arguments.api_key)
-        modes = await served_modes(running.url, arguments.api_key)
-        measured = await measure(scenario, driver, modes, arguments.only)
-    save(measured, arguments.out)
-    draw(scenario, measured, arguments.out)
-    say(f"written: {arguments.out}/points.csv, points.json and pictures")
+        plans = arguments.modes or await served_plans(running.url, arguments.api_key)
+        say(f"{len(plans)} runs of {Profile.parse(arguments.levels).seconds:g} s, and a few seconds around each")
+        print(_LINE.format(*_HEADS), flush=True)
+        for number, modes in enumerate(plans, 1):
+            name = f"{number}-{'mixed' if ',' in modes else modes}"
+            rows = await drive(running.url, arguments.out / name, *common, "--modes", modes)
+            for level, seen in levels(rows, _WARM_S):
+                times = ("-" if ms is None else f"{ms:.0f}" for ms in (seen.first_block_p95_ms, seen.gap_p95_ms))
+                rates = (f"{seen.requests_per_s:.1f}", f"{seen.tokens_per_s:.0f}")
+                print(_LINE.format(name, f"{level:g}", *rates, *times, seen.failed), flush=True)
+    say(f"locust's pages: {arguments.out}/*.html; all numbers: *.csv; every request: *.jsonl")
 
 
-async def served_modes(url: str, api_key: str) -> set[str] | None:
-    """The modes of the first model of /v1/models. None: another server, which names none."""
+async def served_plans(url: str, api_key: str) -> list[str]:
+    """The demo's modes that the service has, alone and then mixed. Another server has no modes."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:
         card = (await http.get("/v1/models")).json()["data"][0]
-    return set(card["modes"]) if "modes" in card else None
-
-
-async def measure(scenario: Scenario, driver: Driver, modes: set[str] | None, only: str) -> list[Point]:
-    measured: list[Point] = []
-    for planned in scenario.runs:
-        if only and planned.name not in only.split(","):
-            continue
-        if modes is not None and (missing := planned.needs - modes):
-            say(f"{planned.name}: left out, the service has no mode {', '.join(sorted(missing))}")
-            continue
-        current, best = planned, max((p.requests_per_s for p in measured if p.run == planned.of), default=0.0)
-        if planned.of and not best:
-            say(f"{planned.name}: left out, {planned.of} was not run")
-            continue
-        if planned.of:  # its levels are multiples of the highest rate of another run
-            current = planned.scaled(best)
-        record = await driver.drive(current)
-        levels = points(current, record.rows, record.samples, scenario.slo, scenario.warm_s)
-        say("\n".join(line(point) for point in levels if not point.part))
-        measured += levels
-    return measured
-
-
-def line(point: Point) -> str:
-    unit = "users     " if point.loop == "closed" else "requests/s"
-    first = "-" if point.first_block_p95_ms is None else f"{point.first_block_p95_ms:.0f} ms"
-    gap = "-" if point.gap_p95_ms is None else f"{point.gap_p95_ms:.0f} ms"
-    return (
-        f"  {point.run:<18} {point.level:>6.4g} {unit}  {point.tokens_per_s:>7.0f} tokens/s"
-        f"  goodput {point.good_per_s:>6.4g} requests/s"
-        f"  p95 first block {first:>8}, between blocks {gap:>7}"
-        f"  {point.requests} requests, {point.failed} failed, {point.unfinished} unfinished"
-    )
-
-
-def save(measured: Sequence[Point], folder: Path) -> None:
-    (folder / "points.json").write_text(json.dumps([asdict(point) for point in measured], indent=1), encoding="utf-8")
-    with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Point)])
-        writer.writeheader()
-        writer.writerows(asdict(point) for point in measured)
-
-
-def draw(scenario: Scenario, measured: Sequence[Point], folder: Path) -> None:
-    def of(choose: Callable[[Run], bool]) -> dict[str, list[Point]]:
-        names = [run.name for run in scenario.runs if choose(run)]
-        groups = {name: [point for point in measured if point.run == name and not point.part] for name in names}
-        return {name: group for name, group in groups.items() if group}
-
-    single = of(lambda run: run.loop == "closed" and not run.mixed)
-    if modes := {name: group for name, group in single.items() if len(group) > 1}:
-        figures.modes(modes, scenario.slo, folder)
-    alone = {(point.mode, point.level): point for group in modes.values() for point in group}
-    mixed = {(point.mode, point.level): point for point in measured if point.part and point.loop == "closed"}
-    if pairs := [(alone[key], mixed[key]) for key in alone if key in mixed]:
-        figures.together(pairs, folder)
-    if arrivals := of(lambda run: run.loop == "open"):
-        figures.arrivals(arrivals, scenario.slo, folder)
-
-
-def main() -> None:
-    try:
-        asyncio.run(run(parse()))
-    except ValueError as error:
-        sys.exit(f"loadtest: {error}")
+    plans = [plan for plan in ALL_MODES.split(",") if plan.partition("@")[0] in card.get("modes", ())]
+    return [*plans, ",".join(plans)] if len(plans) > 1 else plans or [DEFAULT_MODE]
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(run(*parse()))

@@ -10,34 +10,31 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.generator.rows import Request
+from loadtest.driver import Summary, drive, summary
+from loadtest.generator.rows import Level, Request, Row
+from loadtest.generator.workload import ALL_MODES
 from loadtest.harness import Running, memory, options, report, say, service
-from loadtest.report import scenario as scenarios
-from loadtest.report.driver import Driver, Record
-from loadtest.report.figures import soak
-from loadtest.report.scenario import Run, Slo
-from loadtest.report.summary import Point, Window, point, windows
 
-_EVERY_S = 5.0
-_SLICES = 40
+_EVERY_S, _WARM_S = 5.0, 30.0
+_USERS = ("StreamUser", "GenerateUser", "ChatStreamUser")
+
+#: the MiB of each of the service's processes at one time
+Memory = Mapping[str, float]
 
 
-#: seconds since the epoch, and the MiB of each of the service's processes then
-Memory = tuple[float, dict[str, float]]
-
-
-def watch(running: Running, samples: list[Memory]) -> None:
-    """Called about once a second. Samples the memory every few seconds, and prints it every minute."""
-    now = time.time()
-    if not samples or now - samples[-1][0] >= _EVERY_S:
-        samples.append((now, memory(running)))
+async def watch(running: Running, samples: list[Memory]) -> None:
+    """Samples the memory every few seconds, and prints it every minute."""
+    began = time.monotonic()
+    while True:
+        samples.append(memory(running))
         if len(samples) % 12 == 0:
-            say(f"  after {now - samples[0][0]:.0f} s: {sum(samples[-1][1].values()):.0f} MiB")
+            sizes = ", ".join(f"{name} {mib:.0f}" for name, mib in samples[-1].items())
+            say(f"  MiB after {time.monotonic() - began:.0f} s: {sizes}")
+        await asyncio.sleep(_EVERY_S)
 
 
 def growth(samples: Sequence[Memory]) -> dict[str, float]:
@@ -47,25 +44,16 @@ def growth(samples: Sequence[Memory]) -> dict[str, float]:
     """
     quarter = len(samples) // 4
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]
-    names = set.intersection(*(set(mib) for _, mib in [*early, *late])) if quarter else set()
+    names = set.intersection(*(set(mib) for mib in [*early, *late])) if quarter else set()
     return {
-        name: statistics.median(mib[name] for _, mib in late) / statistics.median(mib[name] for _, mib in early) - 1
+        name: statistics.median(mib[name] for mib in late) / statistics.median(mib[name] for mib in early) - 1
         for name in sorted(names)
     }
 
 
-def slices(run: Run, window: Window, requests: Sequence[Request], count: int) -> list[Point]:
-    seconds = window.seconds / count
-    parts = [
-        replace(window, since=window.since + number * seconds, until=window.since + (number + 1) * seconds)
-        for number in range(count)
-    ]
-    return [point(run, part, requests, Slo()) for part in parts]
-
-
-def drift(quarters: Sequence[Point]) -> dict[str, float]:
+def drift(early: Summary, late: Summary) -> dict[str, float]:
     measures = ("first_block_p50_ms", "gap_p50_ms", "total_p50_ms", "tokens_per_s")
-    pairs = {name: (getattr(quarters[0], name), getattr(quarters[-1], name)) for name in measures}
+    pairs = {name: (getattr(early, name), getattr(late, name)) for name in measures}
     return {name: last / first - 1 for name, (first, last) in pairs.items() if first and last}
 
 
@@ -80,20 +68,22 @@ def parse() -> argparse.Namespace:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    [planned] = scenarios.read("soak").runs
-    planned = replace(planned, levels=f"{60 * arguments.minutes:g}:{arguments.users}", workload_seed=arguments.seed)
+    load = ("--modes", ALL_MODES, "--workload-seed", str(arguments.seed))
+    load += ("--levels", f"{60 * arguments.minutes:g}:{arguments.users}")
+    samples: list[Memory] = []
     async with service(arguments) as running:
-        samples: list[Memory] = []
-        record = await Driver(running.url, arguments.out).drive(planned, lambda: watch(running, samples))
-    return conclude(arguments, record, samples)
+        watching = asyncio.create_task(watch(running, samples))
+        rows = await drive(running.url, arguments.out / "soak", *_USERS, *load)
+        watching.cancel()
+    return conclude(arguments, rows, samples)
 
 
-def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Memory]) -> int:
-    requests = [row for row in record.rows if isinstance(row, Request)]
-    [window] = windows(record.run, record.rows, warm_s=30.0)
-    [whole] = slices(record.run, window, requests, 1)
-    changes, grown = drift(slices(record.run, window, requests, 4)), growth(samples)
+def conclude(arguments: argparse.Namespace, rows: Sequence[Row], samples: Sequence[Memory]) -> int:
+    requests = [row for row in rows if isinstance(row, Request)]
+    [(since, until)] = [row.span(_WARM_S) for row in rows if isinstance(row, Level)]
+    quarter, whole = (until - since) / 4, summary(rows, since, until)
+    changes = drift(summary(rows, since, since + quarter), summary(rows, until - quarter, until))
+    grown = growth(samples)
     failed = sum(not row.ok for row in requests)
     result: dict[str, Any] = {
         "minutes": arguments.minutes,
@@ -104,15 +94,13 @@ def conclude(arguments: argparse.Namespace, record: Record, samples: Sequence[Me
         "first_block_p50_ms": whole.first_block_p50_ms,
         "first_block_p95_ms": whole.first_block_p95_ms,
         "drift": {name: round(value, 3) for name, value in changes.items()},
-        "memory_mib": {name: round(value) for name, value in (samples[-1][1] if samples else {}).items()},
+        "memory_mib": {name: round(value) for name, value in samples[-1].items()},
         "memory_growth": {name: round(value, 4) for name, value in grown.items()},
     }
     broken = [f"{failed} requests failed"] if failed else []
     broken += [f"{name} changed by {value:+.0%}" for name, value in changes.items() if abs(value) > arguments.drift]
     broken += [f"{name} grew by {value:.1%}" for name, value in grown.items() if value > arguments.grow]
     broken += [] if grown else ["no process was seen throughout"]
-    course = [(at - window.since, mib) for at, mib in samples]
-    soak(slices(record.run, window, requests, _SLICES), window.seconds, course, arguments.out / "soak.png")
     return report("soak", result, broken)
 
 

@@ -22,9 +22,13 @@ PAGES = [
 COMMANDS = typer.main.get_group(app).commands
 #: of `benchmarks.gpu`, which has argparse: no typer on the machine of a lent GPU
 GPU_OPTIONS = gpu._parser().format_help().split()
-#: what the lab measured with and what only commit `adafd61` has; its pages may name it
+#: what the lab measured with and what only an earlier commit has; its pages may name it
 LAB = ROOT / "dev" / "lab"
-OF_THE_TAG = ("ramp", "determinism", *(f"loadtest.{name}" for name in ("comparison", "fleet", "routing", "settings")))
+OF_THE_TAG = (
+    "ramp",
+    "determinism",
+    *(f"loadtest.{name}" for name in ("capacity", "comparison", "fleet", "routing", "settings")),
+)
 OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables", "serve --torch-threads", "host --seconds")
 
 

@@ -233,7 +233,7 @@ def test_the_table_of_packages_says_the_same() -> None:
 #: folder that is not installed -> what of ours it may import besides itself
 SIDE_FOLDERS = {
     "benchmarks": ("service", "training"),
-    "loadtest": ("benchmarks.style", "service"),
+    "loadtest": ("service",),
     "dev": ("benchmarks", "service"),
 }
 

@@ -32,13 +32,13 @@ import aiohttp
 import httpx
 
 from loadtest.chaos.hostile import ATTACKS, Target
-from loadtest.harness import ENGINE, Running, memory_mib, metrics, options, percentile, processes, say, service
+from loadtest.harness import Running, memory_mib, metrics, options, percentile, processes, say, service
 
 _EVERY_S, _PATIENCE_S = 0.5, 30.0
 _BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "max_new_tokens": 16}
 #: one of the streams of the honest client that come first, and their number
 _STREAM, _NUM_STREAMS = _BODY | {"max_new_tokens": 128, "ignore_eos": True, "stream": True}, 100
-_PARTS = {"ingress": "Ingress", "replica": "Generator", "engine": ENGINE}
+_PARTS = ("ingress", "replica", "engine")
 #: the most that a process may keep of an attack
 _GROWTH_MIB = 64
 #: the most replicas that an attack may make the autoscaler want
@@ -132,7 +132,7 @@ async def beside(name: str, target: Target, url: str) -> tuple[HonestClient, dic
 
 
 def sizes(running: Running) -> dict[str, tuple[list[int], float]]:
-    parts = {part: processes(running, title) for part, title in _PARTS.items()}
+    parts = {part: processes(running, part) for part in _PARTS}
     return {part: (ids, sum(map(memory_mib, ids))) for part, ids in parts.items()}
 
 
@@ -197,17 +197,13 @@ def file_systems() -> Iterator[Path]:
     if os.geteuid() == 0:
         if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):
             raise OSError(ctypes.get_errno(), "no mount namespace")
-        _run("mount", "--make-rprivate", "/")
-        for path in (folder, "/dev/shm"):  # noqa: S108
-            _run("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(path))
+        small = ("-t", "tmpfs", "-o", "size=512m", "tmpfs")
+        for words in (("--make-rprivate", "/"), (*small, folder), (*small, "/dev/shm")):  # noqa: S108
+            subprocess.run(("mount", *words), check=True)  # noqa: S603, S607
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)  # noqa: S603
 
 
 def keys(folder: Path) -> Path:

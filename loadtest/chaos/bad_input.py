@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from loadtest.chaos.steady import Tally, clients
-from loadtest.harness import GENERATE, demo_prompts, options, percentile, report, requests, service
+from loadtest.harness import GENERATE, options, percentile, report, requests, service
 
 _LONG = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}], "seed": 1}).encode()
 #: each of these makes a good body bad
@@ -35,7 +35,7 @@ BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "nobody", "content": "?"}]},
     {"prompt": "and a chat"},
     {"prompt_token_ids": [10**9], "messages": None},
-    {"stop": [""]},
+    {"stop": [7]},
     {"stop_token_ids": [-1]},
     {"unheard_of": True},
     {"stream": "yes"},
@@ -97,10 +97,10 @@ async def disturb(
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    seen = Counter[str]()
+    seen, tally = Counter[str](), Tally()
     async with service(arguments) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
-        bodies = requests(arguments.bodies, arguments.seed, arguments.tokens, demo_prompts())
-        async with clients(client, bodies, arguments.good) as tally:
+        bodies = requests(arguments.bodies, arguments.seed, arguments.tokens)
+        async with clients(client, bodies, arguments.good, tally):
             until = time.monotonic() + arguments.seconds
             seeds = range(arguments.seed, arguments.seed + arguments.bad)
             await asyncio.gather(*(disturb(client, bodies, seed, until, seen) for seed in seeds))

@@ -22,15 +22,16 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from loadtest.chaos.program import PARTS, POLL_S, REPLICAS, ProcessTree, Program
-from loadtest.chaos.steady import quiet_run
+from loadtest.chaos import steady
+from loadtest.chaos.program import POLL_S, REPLICAS, ProcessTree, Program
 from loadtest.generator.protocol import BROKEN_OFF, Observation
-from loadtest.harness import ask, demo_prompts, observation_of, ready, report, requests, say
+from loadtest.harness import PARTS, ask, observation_of, percentile, ready, replicas_ready, report, requests, say
 
 BODIES = 24
 #: seconds: before the first fault, for the service to be well again, and that it must stay well
@@ -71,38 +72,23 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 @dataclass
-class Tally:
-    """What clients got. `arrivals`: when anybody got a block or an answer."""
+class Tally(steady.Tally):
+    """What clients got, with the failures by their kind. A clear one has our own code of an error."""
 
-    right: int = 0
-    different: int = 0
     clear: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     unclear: Counter[str] = field(default_factory=Counter)
-    longest_s: float = 0.0
-    arrivals: list[float] = field(default_factory=list)
 
-    def count(self, body: dict[str, Any], quiet: Observation, outcome: Observation) -> None:
-        kind = "stream" if body["stream"] else "whole"
-        if outcome.ok:
-            same = (outcome.token_ids, outcome.text, outcome.finish) == (quiet.token_ids, quiet.text, quiet.finish)
-            self.right, self.different = self.right + same, self.different + (not same)
-            self.longest_s = max(self.longest_s, outcome.total_s)
-            self.arrivals += [at for at, _ in outcome.blocks] + [outcome.ended]
-        elif outcome.error.startswith("ConnectError"):
+    def fail(self, kind: str, outcome: Observation) -> None:
+        if outcome.error.startswith("ConnectError"):
             self.refused += 1
         elif outcome.status and outcome.error != BROKEN_OFF and _OURS.match(outcome.error):
             self.clear[f"{outcome.status} {kind} {outcome.error.partition(':')[0]}"] += 1
         else:
             self.unclear[f"{outcome.status} {kind} {outcome.error.partition(':')[0][:40]}"] += 1
 
-    @property
-    def longest_pause_s(self) -> float:
-        pairs = itertools.pairwise(sorted(self.arrivals))
-        return round(max((after - before for before, after in pairs), default=0.0), 2)
 
-
-async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_s: float) -> Observation:
+async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], *, patience_s: float) -> Observation:
     for _ in range(_TRIES):
         try:
             async with asyncio.timeout(patience_s):
@@ -121,7 +107,6 @@ class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments, self._tree, self._tally = arguments, ProcessTree(), Tally()
         self._program = Program(arguments, self._tree)
-        self._over = False
         self._fault = self._unwell = self._away = 0.0
         self._recoveries: list[float | None] = []
 
@@ -130,23 +115,13 @@ class Run:
         try:
             async with httpx.AsyncClient(base_url=self._program.url, timeout=None, limits=limits) as client:  # noqa: S113
                 await ready(client, REPLICAS)
-                bodies = requests(BODIES, self._arguments.seed, self._arguments.tokens, demo_prompts())
-                pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
-                firsts = [number % BODIES for number in range(self._arguments.clients)]
-                loads = [self._load(client, itertools.cycle(pairs[n:] + pairs[:n])) for n in firsts]
-                await asyncio.gather(self._disturb(client), *loads)
+                bodies = requests(BODIES, self._arguments.seed, self._arguments.tokens)
+                ask_patiently = partial(patient_ask, patience_s=self._arguments.patience_s)
+                async with steady.clients(client, bodies, self._arguments.clients, self._tally, ask_patiently):
+                    await self._disturb(client)
         finally:
-            self._over = True
             ending = await self._program.end()
         return self._result(ending)
-
-    async def _load(self, client: httpx.AsyncClient, pairs: Any) -> None:
-        while not self._over:
-            body, quiet = next(pairs)
-            outcome = await patient_ask(client, body, self._arguments.patience_s)
-            self._tally.count(body, quiet, outcome)
-            if not outcome.ok:
-                await asyncio.sleep(0.2)
 
     async def _disturb(self, client: httpx.AsyncClient) -> None:
         for _ in range(self._arguments.times):
@@ -156,7 +131,6 @@ class Run:
             await self._watch(client, self._fault + least_s + _LONGEST_S, least_s)
             well = time.monotonic() - self._unwell >= _WELL_S
             self._recoveries.append(round(self._unwell - self._fault, 1) if well else None)
-        self._over = True
 
     async def _inject(self) -> float:
         """Makes the fault. Returns the seconds that it lasts."""
@@ -194,24 +168,20 @@ class Run:
         self._tree.update()
         counts = {"engine": REPLICAS, "replica": REPLICAS, "ingress": self._arguments.ingresses}
         running = all(self._tree.running(part) == count for part, count in counts.items())
-        try:
-            health = await client.get("/health", timeout=5)
-            replicas = health.json().get("replicas_ready", 0) if health.status_code == 200 else 0
-        except (httpx.TransportError, ValueError):
-            replicas = 0
+        replicas = await replicas_ready(client) or 0
         return replicas > 0, running and replicas == REPLICAS
 
     def _result(self, ending: dict[str, Any]) -> dict[str, Any]:
         tally = self._tally
         return {
-            "right": tally.right,
-            "different": tally.different,
+            "right": tally.answered - len(tally.differing),
+            "different": len(tally.differing),
             "clear": dict(tally.clear),
             "refused": tally.refused,
             "unclear": sum(tally.unclear.values()),
             "how": dict(tally.unclear.most_common()),
-            "longest_pause_s": tally.longest_pause_s,
-            "longest_answer_s": round(tally.longest_s, 2),
+            "longest_pause_s": steady.longest_pause_s(tally.arrivals + tally.ended),
+            "longest_answer_s": percentile(tally.totals, 1.0),
             "back_s": max(0.0, round(self._away - self._fault, 1)),
             "full_again_s": self._recoveries[-1] if len(self._recoveries) == 1 else self._recoveries,
             **ending,

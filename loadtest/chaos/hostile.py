@@ -81,23 +81,20 @@ async def _connect(target: Target) -> socket.socket:
     return connection
 
 
-async def _unread(target: Target, ends: Counter[str], connections: int, answers: int) -> None:
-    """Streams of so many answers that nobody reads."""
-    body = json.dumps(_WIDE | {"n": answers}).encode()
-    held = [await _connect(target) for _ in range(connections)]
-    for connection in held:
-        await asyncio.get_running_loop().sock_sendall(connection, _head(_CHAT, len(body)) + body)
-        ends["sent"] += 1
-    await asyncio.sleep(target.seconds)
-
-
-async def _hold(target: Target, ends: Counter[str], connections: int) -> None:
-    """Connections that send nothing."""
+async def _hold(target: Target, ends: Counter[str], connections: int, content: bytes = b"") -> None:
+    """Connections that send this and read nothing."""
     held = []
     for _ in range(connections):
         held.append(await _connect(target))
+        if content:
+            await asyncio.get_running_loop().sock_sendall(held[-1], content)
         ends["connected"] += 1
     await asyncio.sleep(target.seconds)
+
+
+def _stream(answers: int) -> bytes:
+    body = json.dumps(_WIDE | {"n": answers}).encode()
+    return _head(_CHAT, len(body)) + body
 
 
 async def endless_bodies(target: Target, ends: Counter[str]) -> None:
@@ -148,11 +145,8 @@ async def _multiples(client: Client) -> None:
 
 async def _ambiguous(client: Client) -> None:
     names = [f"x{number}" for number in range(12)]
-    rules = [
-        'start: e "q"',
-        "e: " + " | ".join(f"e {name} e" for name in names) + ' | "a"',
-        *(f'{name}: "a"' for name in names),
-    ]
+    choices = " | ".join([*(f"e {name} e" for name in names), '"a"'])
+    rules = ['start: e "q"', f"e: {choices}", *(f'{name}: "a"' for name in names)]
     await client.post(_CHAT, _LONG | {"ignore_eos": False, "temperature": 2, "n": 64, "grammar": "\n".join(rules)})
 
 
@@ -200,8 +194,8 @@ async def _full(folder: Path, target: Target, ends: Counter[str]) -> None:
 
 #: name of an attack -> what does it
 ATTACKS: dict[str, Attack] = {
-    "one_unread_stream": partial(_unread, connections=1, answers=128),
-    "unread_streams": partial(_unread, connections=100, answers=1),
+    "one_unread_stream": partial(_hold, connections=1, content=_stream(answers=128)),
+    "unread_streams": partial(_hold, connections=100, content=_stream(answers=1)),
     "wrong_bodies": _requests(_wrong_bodies),
     "wrong_parts": _requests(_wrong_parts),
     "multiples": _requests(_multiples),

@@ -7,55 +7,30 @@ to its end, though nobody waited for it. What no replica counts had not reached 
 
 import argparse
 import asyncio
-import random
 import sys
 from collections import Counter
 
-import httpx
-
-from loadtest.chaos.churn import REST, at_rest, ended, leave, leave_mid_stream
-from loadtest.harness import demo_prompts, options, report, requests, say, service
-
-KINDS = ("whole", "before first block", "mid-stream")
+from loadtest.chaos.churn import LEAVING, REST, at_rest, churn, ended
+from loadtest.harness import client_of, options, report, requests, say, service
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--together", type=int, default=16, help="clients at once")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of an answer if its client stayed")
     parser.add_argument("--stay-s", type=float, default=0.5, help="the longest that a client without a stream stays")
-    return parser.parse_args(arguments)
-
-
-async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> Counter[str]:
-    draw = random.Random(arguments.seed)
-    bodies = enumerate(requests(arguments.clients, arguments.seed, arguments.tokens, demo_prompts()))
-    outcomes: Counter[str] = Counter()
-
-    async def client_loop() -> None:
-        for number, body in bodies:
-            kind = KINDS[number % len(KINDS)]
-            stay_s = arguments.stay_s * 10 ** draw.uniform(-2, 0)
-            if kind == "mid-stream":
-                end = await leave_mid_stream(client, {**body, "stream": True}, random.Random(body["seed"]))
-            else:
-                end = await leave(client, {**body, "stream": kind == "before first block"}, stay_s)
-            outcomes[f"{kind}: {end}"] += 1
-
-    await asyncio.gather(*(client_loop() for _ in range(arguments.together)))
-    return outcomes
+    return parser.parse_args()
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    async with service(arguments) as running:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=running.url, timeout=180, limits=limits) as client:
-            before = await ended(client)
-            ends = await everyone(client, arguments)
-            say(f"{ends.total()} clients are gone")
-            rest = await at_rest(client)
-            counted = await ended(client) - before
+    bodies = requests(arguments.clients, arguments.seed, arguments.tokens)
+    async with service(arguments) as running, client_of(running.url) as client:
+        before = await ended(client)
+        ends = await churn(client, bodies, arguments.together, LEAVING, arguments.stay_s)
+        say(f"{ends.total()} clients are gone")
+        rest = await at_rest(client)
+        counted = await ended(client) - before
     return conclude(ends, rest, counted)
 
 

@@ -11,46 +11,16 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from loadtest.generator.arrivals import Profile, Stage, poisson
 from loadtest.generator.protocol import Observation
-from loadtest.harness import (
-    GENERATE,
-    demo_prompts,
-    observation_of,
-    options,
-    percentile,
-    receive,
-    report,
-    requests,
-    say,
-    service,
-)
+from loadtest.harness import GENERATE, observation_of, options, percentile, receive, report, requests, say, service
 
-
-@dataclass
-class Arrival:
-    """One request of the open loop: its first answer, and a second one if the first was a refusal."""
-
-    due: float
-    first: Observation
-    second: Observation | None = None
-    ended: float = 0.0
-
-    @property
-    def accepted(self) -> Observation | None:
-        return next((outcome for outcome in (self.first, self.second) if outcome is not None and outcome.ok), None)
-
-
-@dataclass
-class Loop:
-    rate: float
-    seconds: float
-    arrivals: list[Arrival] = field(default_factory=list)
-    began: float = 0.0
+#: what a client got: an answer or a refusal, and then the outcome of its second request
+Outcomes = list[Observation]
 
 
 def parse() -> argparse.Namespace:
@@ -79,13 +49,12 @@ async def ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Observati
 async def capacity(
     session: aiohttp.ClientSession, bodies: list[dict[str, Any]], arguments: argparse.Namespace
 ) -> float:
-    numbers, answered = itertools.count(), []
-    began = time.monotonic()
+    waiting, answered, began = itertools.cycle(bodies), [], time.monotonic()
     until = began + arguments.capacity_s
 
     async def client() -> None:
         while time.monotonic() < until:
-            outcome = await ask(session, bodies[next(numbers) % len(bodies)])
+            outcome = await ask(session, next(waiting))
             if outcome.ok:
                 answered.append(time.monotonic())
             else:
@@ -96,26 +65,22 @@ async def capacity(
     return sum(warm < at <= until for at in answered) / (until - warm)
 
 
-async def arrive(session: aiohttp.ClientSession, body: dict[str, Any], loop: Loop) -> None:
-    arrival = Arrival(time.monotonic(), await ask(session, body))
-    after = arrival.first.retry_after
-    if arrival.first.status == 429 and after is not None:
-        await asyncio.sleep(after)
-        arrival.second = await ask(session, body)
-    arrival.ended = time.monotonic()
-    loop.arrivals.append(arrival)
+async def arrive(session: aiohttp.ClientSession, body: dict[str, Any]) -> Outcomes:
+    first = await ask(session, body)
+    if first.status != 429 or first.retry_after is None:
+        return [first]
+    await asyncio.sleep(first.retry_after)
+    return [first, await ask(session, body)]
 
 
-async def open_loop(session: aiohttp.ClientSession, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
-    draw, clients = random.Random(seed), []
-    loop.began = due = time.monotonic()
-    for number in itertools.count():
-        due += draw.expovariate(loop.rate)
-        if due > loop.began + loop.seconds:
-            break
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        clients.append(asyncio.create_task(arrive(session, bodies[number % len(bodies)], loop)))
-    await asyncio.gather(*clients)
+async def open_loop(
+    session: aiohttp.ClientSession, bodies: list[dict[str, Any]], rate: float, arguments: argparse.Namespace
+) -> list[Outcomes]:
+    profile, began, clients = Profile((Stage(arguments.seconds, rate, rate),)), time.monotonic(), []
+    for at, body in zip(poisson(profile, 1.0, random.Random(arguments.seed)), itertools.cycle(bodies), strict=False):
+        await asyncio.sleep(max(0.0, began + at - time.monotonic()))
+        clients.append(asyncio.create_task(arrive(session, body)))
+    return await asyncio.gather(*clients)
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -124,35 +89,33 @@ async def run(arguments: argparse.Namespace) -> int:
         service(arguments) as running,
         aiohttp.ClientSession(running.url, connector=limit, timeout=timeout) as session,
     ):
-        bodies = requests(512, arguments.seed, arguments.tokens, demo_prompts())
+        bodies = requests(512, arguments.seed, arguments.tokens)
         most = await capacity(session, bodies, arguments)
         say(f"capacity: {most:.1f} answers a second")
-        loop = Loop(arguments.factor * most, arguments.seconds)
         cpu, began = time.process_time(), time.monotonic()
-        await open_loop(session, bodies, loop, arguments.seed)
+        arrivals = await open_loop(session, bodies, arguments.factor * most, arguments)
         busy = (time.process_time() - cpu) / (time.monotonic() - began)
-    return conclude(arguments, most, loop, busy)
-
-
-def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float) -> int:
-    """`busy`: the share of a core that the clients took, which the service did not have."""
-    answered = [arrival for arrival in loop.arrivals if arrival.accepted]
     # Only the steady state counts, without the start and the time after the last arrival.
-    warm, until = loop.began + loop.seconds / 6, loop.began + loop.seconds
-    goodput = sum(warm < arrival.ended <= until for arrival in answered) / (until - warm)
-    outcomes = [outcome for a in loop.arrivals for outcome in (a.first, a.second) if outcome is not None]
-    times = [a.accepted.total_s for a in answered if a.accepted]
+    warm, until = began + arguments.seconds / 6, began + arguments.seconds
+    goodput = sum(warm < ends[-1].ended <= until for ends in arrivals if ends[-1].ok) / (until - warm)
+    return conclude(arguments, most, goodput, arrivals, busy)
+
+
+def conclude(arguments: argparse.Namespace, most: float, goodput: float, arrivals: list[Outcomes], busy: float) -> int:
+    """`most`: the closed loop's answers a second. `busy`: the share of a core that the clients took."""
+    outcomes = list(itertools.chain(*arrivals))
+    times = [outcome.total_s for outcome in outcomes if outcome.ok]
     refused = [outcome for outcome in outcomes if outcome.status == 429]
-    retried = [arrival.second for arrival in loop.arrivals if arrival.second is not None]
+    retried = [second for _, *retries in arrivals for second in retries]
     waits = [outcome.retry_after for outcome in refused if outcome.retry_after is not None]
     unexpected = Counter(f"{o.status} {o.error}"[:120] for o in outcomes if not o.ok and o.status != 429)
     obeyed = sum(outcome.ok for outcome in retried) / len(retried) if retried else None
     result = {
         "capacity_per_s": round(most, 2),
-        "offered_per_s": round(len(loop.arrivals) / loop.seconds, 2),
+        "offered_per_s": round(len(arrivals) / arguments.seconds, 2),
         "goodput_per_s": round(goodput, 2),
         "goodput_share": round(goodput / most, 3) if most else None,
-        "accepted": len(answered),
+        "accepted": len(times),
         "accepted_p50_s": percentile(times, 0.5),
         "accepted_p99_s": percentile(times, 0.99),
         "refusals": len(refused),
@@ -168,13 +131,12 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any]) -> list[str]:
+    obeyed = result["obeyed_succeeded"]
     checks = {
         f"goodput is {result['goodput_share']} of capacity": (result["goodput_share"] or 0) < arguments.goodput,
         f"p99 is {result['accepted_p99_s']} s": (result["accepted_p99_s"] or 1e9) > arguments.p99_s,
         "refusals without Retry-After": result["refusals_without_retry_after"] > 0,
-        f"{result['obeyed_succeeded']} of the obeyed retries succeed": (
-            result["obeyed_succeeded"] is not None and result["obeyed_succeeded"] < arguments.obeyed
-        ),
+        f"{obeyed} of the obeyed retries succeed": obeyed is not None and obeyed < arguments.obeyed,
         "outcomes besides answers and 429": bool(result["other_outcomes"]),
     }
     return [what for what, wrong in checks.items() if wrong]

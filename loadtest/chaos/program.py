@@ -9,31 +9,17 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from typing import Any
 
 import psutil
 
-from loadtest.harness import ROOT, free_port
+from loadtest.harness import free_port, part_of, start
 
 REPLICAS = 2
 #: seconds: between two looks, until a supervisor starts a program again, for a program and for the rest to end
 POLL_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
-#: how the command lines of a part begin, or of the program of Python that it is
-PARTS = {
-    "engine": "service.engine_process.process",
-    "replica": "ray::ServeReplica:mrp:Generator",
-    "ingress": "ray::ServeReplica:mrp:Ingress",
-    "proxy": "ray::ProxyActor",
-    "controller": "ray::ServeController",
-    "raylet": "raylet/raylet",
-    "gcs": "gcs/gcs_server",
-    "agent": "ray::DashboardAgent",
-    "rtenv": "ray::RuntimeEnvAgent",
-    "driver": "service.cli.main",
-}
 
 
 class ProcessTree:
@@ -81,10 +67,7 @@ class Program:
         self._begin()
 
     def _begin(self) -> None:
-        command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self._port), *self._flags]
-        self._process = subprocess.Popen(  # noqa: S603 - our own program
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=sys.stderr, start_new_session=True
-        )
+        self._process = start(self._port, self._flags, os.environ, start_new_session=True)
         self._tree.add(self._process.pid)
 
     @property
@@ -117,16 +100,6 @@ class Program:
         self._tree.end()
         exits = [*self.exits, self._process.returncode]
         return {"exit": exits, "ended_by": by, "exit_s": round(exit_s, 1), "stay": stayed}
-
-
-def part_of(pid: int) -> str:
-    with suppress(psutil.Error):
-        words = psutil.Process(pid).cmdline() or [""]
-        for part, mark in PARTS.items():
-            if words[0].startswith(mark) or words[0].endswith(mark) or mark in words[1:5]:
-                return part
-        return " ".join(words)[:80].strip()
-    return ""
 
 
 def _status(process: psutil.Process) -> str:

@@ -13,10 +13,9 @@ import subprocess
 import time
 
 import httpx
-import ray
 
-from loadtest.chaos.steady import Tally, clients
-from loadtest.harness import demo_prompts, free_port, options, percentile, report, requests, say
+from loadtest.chaos.steady import Tally, clients, longest_pause_s
+from loadtest.harness import free_port, options, percentile, report, requests, say
 from service.cli import cluster
 from service.settings.settings import Settings
 
@@ -24,9 +23,9 @@ _BEFORE_S, _AFTER_S = 3.0, 5.0
 
 
 async def _under_load(arguments: argparse.Namespace, http: httpx.AsyncClient) -> tuple[Tally, list[float]]:
-    bodies = requests(30, arguments.seed, arguments.tokens, demo_prompts())
-    updates = []
-    async with clients(http, bodies, arguments.clients) as tally:
+    bodies = requests(30, arguments.seed, arguments.tokens)
+    updates, tally = [], Tally()
+    async with clients(http, bodies, arguments.clients, tally):
         await asyncio.sleep(_BEFORE_S)
         for number in range(1, arguments.updates + 1):
             began, before = time.monotonic(), await _model(http)
@@ -52,8 +51,8 @@ def _update(arguments: argparse.Namespace, number: int) -> None:
 def _settings(arguments: argparse.Namespace, number: int) -> Settings:
     name = f"update-{number}"
     os.environ["MRP_SERVE_TORCH_THREADS"] = "1"
-    fixed = {"api_server_count": 2}  # Serve's proxy listens, so an update does not move the port
-    return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, **fixed)
+    # of two ingresses, so that Serve's proxy listens, and an update does not move the port
+    return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, api_server_count=2)
 
 
 async def _measure(arguments: argparse.Namespace) -> int:
@@ -69,7 +68,7 @@ async def _measure(arguments: argparse.Namespace) -> int:
         "differing": len(tally.differing),
         "longest_answer": percentile(tally.totals, 1.0),
         "longest_pause_in_a_stream": percentile(tally.pauses, 1.0),
-        "longest_without_any_answer": tally.longest_silence_s,
+        "longest_without_any_answer": longest_pause_s(tally.ended),
     }
     return report("rolling", result, tally.broken)
 
@@ -89,8 +88,10 @@ def main() -> int:
     arguments.port = free_port()
     if arguments.url:
         return asyncio.run(_measure(arguments))
+    cluster.begin(_settings(arguments, 0), say)
+    import ray  # after the variables that it reads when it is imported
+
     try:
-        cluster.begin(_settings(arguments, 0), say)
         cluster.deploy(_settings(arguments, 0), say)
         return asyncio.run(_measure(arguments))
     finally:

@@ -15,7 +15,7 @@ import httpx
 
 from loadtest.chaos.steady import Tally, clients
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
-from loadtest.harness import demo_prompts, metrics, percentile, ready, report, requests, say
+from loadtest.harness import client_of, metrics, percentile, ready, replicas_ready, report, requests, say
 
 SETTINGS = {"device": "cpu", "max_num_seqs": 8, "num_replicas": 2, "max_replicas": 3}
 
@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
 
 
 def node_to_kill(nodes: Nodes, of: str) -> Any:
-    ingress, model = nodes.with_replica_of("Ingress"), nodes.with_replica_of("Generator")
+    ingress, model = nodes.having("ingress"), nodes.having("replica")
     chosen = ingress if of == "ingress" else [node for node in model if node not in ingress]
     chosen = [node for node in chosen if node is not nodes.nodes[0]]
     if not chosen:
@@ -41,10 +41,11 @@ def node_to_kill(nodes: Nodes, of: str) -> Any:
 
 
 async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
-    async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
+    async with client_of(nodes.url) as http:
         await ready(http, 2)
-        bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
-        async with clients(http, bodies, arguments.concurrency) as tally:
+        bodies = requests(48, arguments.seed, arguments.tokens)
+        tally = Tally()
+        async with clients(http, bodies, arguments.concurrency, tally):
             await asyncio.sleep(arguments.before_s)
             node, began = node_to_kill(nodes, arguments.of), time.monotonic()
             before = tally.answered
@@ -59,17 +60,10 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float
 
 async def _back(http: httpx.AsyncClient) -> None:
     for _ in range(100):  # waits until the loss is noticed, but not for ever: it may already be repaired
-        if (await asyncio.to_thread(replicas_by_state)).get("RUNNING", 0) < 2 or not await _healthy(http):
+        if (await asyncio.to_thread(replicas_by_state)).get("RUNNING", 0) < 2 or await replicas_ready(http) is None:
             break
         await asyncio.sleep(0.1)
     await ready(http, 2)
-
-
-async def _healthy(http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get("/health", timeout=5)).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def conclude(arguments: argparse.Namespace, tally: Tally, back_s: float, totals: dict[str, float]) -> int:

@@ -31,16 +31,16 @@ class Nodes:
     nodes: Sequence[Any]
     url: str
 
-    def with_replica_of(self, deployment: str) -> list[Any]:
-        return [node for node in self.nodes if node.any_processes_alive() and _replicas(node, deployment)]
+    def having(self, part: str) -> list[Any]:
+        return [node for node in self.nodes if node.any_processes_alive() and _processes(node, part)]
 
     def kill(self, node: Any) -> None:
         self.cluster.remove_node(node, allow_graceful=False)
 
 
-def _replicas(node: Any, deployment: str) -> list[int]:
+def _processes(node: Any, part: str) -> list[int]:
     [raylet] = node.all_processes["raylet"]
-    return processes(Running("", raylet.process.pid), f"{APPLICATION}:{deployment}")
+    return processes(Running("", raylet.process.pid), part)
 
 
 @contextmanager

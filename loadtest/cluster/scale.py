@@ -1,6 +1,6 @@
 """Load steps up and down on three nodes: one replica, three, one again; what each second looked like.
 
-    python -m loadtest.cluster.scale --picture dev/lab/autoscaling.png > dev/lab/results/cluster-scale.json
+    python -m loadtest.cluster.scale > dev/lab/results/cluster-scale.json
 
 The clients are closed loops: each sends its next request when it has its answer, after a pause.
 """
@@ -10,13 +10,12 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
-from loadtest.harness import ask, demo_prompts, metrics, ready, report, requests, say
+from loadtest.harness import ask, client_of, metrics, ready, report, requests, say
 
 SETTINGS = {"device": "cpu", "max_num_seqs": 4, "num_replicas": 1, "max_replicas": 3}
 DELAYS = {"upscale_delay_s": 2.0, "downscale_delay_s": 15.0}
@@ -31,7 +30,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--back-s", type=float, default=150.0, help="the most seconds of the last step")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=17)
-    parser.add_argument("--picture", type=Path, help="PNG of the rows")
     return parser.parse_args()
 
 
@@ -86,8 +84,9 @@ async def sample(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]
 
 async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Load]:
     rows: list[dict[str, Any]] = []
-    async with httpx.AsyncClient(base_url=nodes.url, timeout=180) as http:
-        load = Load(http, requests(96, arguments.seed, arguments.tokens, demo_prompts()))
+    async with client_of(nodes.url) as http:
+        await ready(http, 1)
+        load = Load(http, requests(96, arguments.seed, arguments.tokens))
         sampling = asyncio.create_task(sample(http, load, rows))
         for clients, seconds in ((1, arguments.low_s), (arguments.clients, arguments.high_s)):
             load.resize(clients)
@@ -135,44 +134,10 @@ def _after(rows: list[dict[str, Any]], name: str, count: int, began: float) -> f
     return next((round(row["s"] - began, 1) for row in rows if row[name] >= count), None)
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(3, 1, sharex=True, figsize=(9, 7.5), layout="constrained")
-    seconds = [row["s"] for row in rows]
-    panels = (
-        ("requests", (("clients", "clients", "-"), ("waiting", "waiting", "-"))),
-        ("replicas", (("wanted", "wanted by the work", ":"), ("target", "target", "--"), ("running", "running", "-"))),
-        ("tokens/s", (("tokens_per_s", "answered", "-"),)),
-    )
-    for axis, (title, lines) in zip(axes, panels, strict=True):
-        for name, label, style in lines:
-            step = "steps-post" if name in {"clients", "target", "running"} else "default"
-            axis.plot(seconds, [row[name] for row in rows], style, label=label, drawstyle=step)
-        axis.set_ylabel(title)
-        axis.grid(alpha=0.3)
-        axis.legend(loc="upper right")
-    axes[1].set_ylim(0, 6)
-    axes[-1].set_xlabel("seconds")
-    figure.suptitle("Three nodes on one machine of two cores: replicas follow the work")
-    figure.savefig(path, dpi=110)
-
-
 def main() -> int:
     arguments = parse()
     with deployed(SETTINGS, delays=DELAYS) as nodes:
-
-        async def run() -> tuple[list[dict[str, Any]], Load]:
-            async with httpx.AsyncClient(base_url=nodes.url) as http:
-                await ready(http, 1)
-            return await steps(nodes, arguments)
-
-        rows, load = asyncio.run(run())
-    if arguments.picture:
-        draw(rows, arguments.picture)
+        rows, load = asyncio.run(steps(nodes, arguments))
     return conclude(rows, load, arguments)
 
 

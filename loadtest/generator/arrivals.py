@@ -23,14 +23,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """A request that is due `at` seconds after the start. `stage`: the number of its stage."""
-
-    at: float
-    stage: int
-
-
-@dataclass(frozen=True)
 class Profile:
     stages: tuple[Stage, ...]
 
@@ -49,28 +41,13 @@ class Profile:
     def seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages)
 
-    def stage(self, at: float) -> int | None:
-        """The number of the stage at a time; None after the end."""
-        end = 0.0
-        for number, stage in enumerate(self.stages):
-            end += stage.seconds
-            if at < end:
-                return number
-        return None
-
-    def level(self, at: float) -> float:
-        number = self.stage(at)
-        if number is None:
-            return 0.0
-        return self.stages[number].level(at - sum(stage.seconds for stage in self.stages[:number]))
-
-    def scaled(self, factor: float) -> Profile:
-        return Profile(tuple(Stage(s.seconds, s.first * factor, s.last * factor) for s in self.stages))
-
-    def __str__(self) -> str:
-        return ",".join(
-            f"{s.seconds:g}:{s.first:.4g}" + (f"-{s.last:.4g}" if s.last != s.first else "") for s in self.stages
-        )
+    def level(self, at: float) -> tuple[int, float]:
+        """The number of the stage at a time before the end, and its level then."""
+        number = 0
+        while number + 1 < len(self.stages) and at >= self.stages[number].seconds:
+            at -= self.stages[number].seconds
+            number += 1
+        return number, self.stages[number].level(at)
 
 
 def _stage(text: str) -> Stage:
@@ -82,14 +59,15 @@ def _stage(text: str) -> Stage:
     return stage
 
 
-def poisson(profile: Profile, share: float, draw: random.Random) -> Iterator[Arrival]:
-    """Arrivals at a profile's rate times `share`. n independent sources with the share 1/n add up to the whole."""
+def poisson(profile: Profile, share: float, draw: random.Random) -> Iterator[float]:
+    """Arrivals at a profile's rate times `share`, as seconds after the start.
+
+    n independent sources with the share 1/n add up to the whole.
+    """
     highest = share * max(max(stage.first, stage.last) for stage in profile.stages)
-    at = 0.0
-    while highest > 0:
-        at += draw.expovariate(highest)
-        if (stage := profile.stage(at)) is None:
-            return
+    at = draw.expovariate(highest) if highest > 0 else profile.seconds
+    while at < profile.seconds:
         # thinning: candidates come at the highest rate; each is kept with the probability rate / highest rate
-        if draw.random() * highest < share * profile.level(at):
-            yield Arrival(at, stage)
+        if draw.random() * highest < share * profile.level(at)[1]:
+            yield at
+        at += draw.expovariate(highest)

@@ -25,14 +25,8 @@ class Client:
         parsed = URL(url)
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         self._base = parsed.path.rstrip("/")
-        self._http = HTTPClient.from_url(
-            parsed,
-            concurrency=concurrency,
-            headers=headers,
-            block_size=_BLOCK_SIZE,
-            connection_timeout=timeout_s,
-            network_timeout=timeout_s,
-        )
+        limits = {"concurrency": concurrency, "connection_timeout": timeout_s, "network_timeout": timeout_s}
+        self._http = HTTPClient.from_url(parsed, headers=headers, block_size=_BLOCK_SIZE, **limits)
 
     def get(self, path: str) -> Any:
         response = self._http.request("GET", self._base + path)

@@ -47,11 +47,11 @@ class Measures:
         environment.events.quit.add_listener(lambda **_: self._flush())  # after the last reports of workers
         gevent.spawn(self._flush_often)
 
-    def level(self, at: float, stage: int, level: float) -> None:
-        self._add(Level(round(at + self._offset, 4), stage, level))
+    def level(self, at: float, seconds: float, level: float) -> None:
+        self._add(Level(round(at + self._offset, 4), seconds, level))
 
-    def unfinished(self, observation: Observation, stage: int | None) -> None:
-        self._add(from_observation(observation, self._offset, stage))
+    def unfinished(self, observation: Observation) -> None:
+        self._add(from_observation(observation, self._offset))
 
     def _request(self, name: str, context: dict[str, Any], **_: object) -> None:
         observation = context.get("observation")
@@ -59,7 +59,7 @@ class Measures:
             return
         for kind, value in entries(observation):
             self._environment.stats.get(name, kind).log(value, 0)
-        self._add(from_observation(observation, self._offset, context["stage"]))
+        self._add(from_observation(observation, self._offset))
 
     def _add(self, row: Row) -> None:
         if getattr(self._environment.parsed_options, "rows", ""):

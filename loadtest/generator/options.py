@@ -46,14 +46,8 @@ class RunOptions:
     @classmethod
     def of(cls, options: argparse.Namespace) -> RunOptions:
         prompts = read_prompts(Path(options.prompts)) if options.prompts else heldout_prompts()
-        workload = Workload(
-            prompts,
-            plans(options.modes),
-            Lengths.parse(options.lengths),
-            options.temperature,
-            options.exact,
-            options.workload_seed,
-        )
+        lengths, draws = Lengths.parse(options.lengths), (options.temperature, options.exact, options.workload_seed)
+        workload = Workload(prompts, plans(options.modes), lengths, *draws)
         if options.loop == "open" and not options.levels:
             raise ValueError("--loop open without --levels; allowed: --levels SECONDS:RATE,…")
         profile = Profile.parse(options.levels) if options.levels else None

@@ -75,14 +75,6 @@ class Observation:
     def tokens_per_s(self) -> float | None:
         return self.tokens / self.total_s if self.ok and self.tokens and self.total_s > 0 else None
 
-    @property
-    def waits_s(self) -> list[float]:
-        """Seconds before each block, and before the end of a stream."""
-        ended = [self.ended] if self.route.stream else []
-        return [
-            after - before for before, after in itertools.pairwise([self.began, *(at for at, _ in self.blocks), *ended])
-        ]
-
     def lost(self, error: Exception, at: float) -> None:
         """Notes that the connection broke."""
         self.status, self.error = 0, ""

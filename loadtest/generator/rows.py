@@ -20,7 +20,6 @@ class Request(msgspec.Struct, frozen=True, tag_field="row", tag="request"):
     late_ms: float  # delay of the sending
     route: str
     mode: str
-    stage: int | None
     status: int
     error: str
     finish: str
@@ -46,14 +45,18 @@ class Level(msgspec.Struct, frozen=True, tag_field="row", tag="level"):
     """A change of the level: users, or requests per second, from this time on."""
 
     at: float
-    stage: int
+    seconds: float
     level: float
+
+    def span(self, warm_s: float) -> tuple[float, float]:
+        """From when until when it counts: without a warm-up of at most half of it."""
+        return self.at + min(warm_s, self.seconds / 2), self.at + self.seconds
 
 
 Row = Request | Level
 
 
-def from_observation(observation: Observation, offset: float, stage: int | None) -> Request:
+def from_observation(observation: Observation, offset: float) -> Request:
     """The row of a request that has ended. `offset`: of the wall clock from the observation's."""
     first, due = observation.first_block_s, observation.due
     return Request(
@@ -61,7 +64,6 @@ def from_observation(observation: Observation, offset: float, stage: int | None)
         late_ms=_ms(observation.began - due),
         route=observation.route.name,
         mode=observation.mode,
-        stage=stage,
         status=observation.status,
         error=observation.error,
         finish=observation.finish,

@@ -15,13 +15,13 @@ from gevent.pool import Group
 from locust import User, task
 from locust.exception import CatchResponseError, StopUser
 
-from loadtest.generator.arrivals import Arrival, poisson
+from loadtest.generator.arrivals import poisson
 from loadtest.generator.client import Client
 from loadtest.generator.measures import Measures
 from loadtest.generator.options import RunOptions
 from loadtest.generator.protocol import Observation, Route
 from loadtest.generator.rows import UNFINISHED
-from loadtest.generator.workload import Json, PlannedRequest, as_messages, as_prompt, for_openai
+from loadtest.generator.workload import Json, PlannedRequest, for_openai
 
 _OPEN_CONNECTIONS = 20_000
 _PAUSE_S = 0.5
@@ -57,18 +57,17 @@ class LoadUser(User):
     @task
     def load(self) -> None:
         if self._plan.loop == "closed":
-            self._pause_after(self._ask(time.perf_counter(), None))
+            self._pause_after(self._ask(time.perf_counter()))
         else:
             self._arrive(poisson(self._plan.profile, 1 / self._sources, self._draw))
             raise StopUser
 
-    def _arrive(self, arrivals: Iterable[Arrival]) -> None:
+    def _arrive(self, arrivals: Iterable[float]) -> None:
         began, group = time.perf_counter(), Group()
         try:
             for arrival in arrivals:
-                due = began + arrival.at
-                gevent.sleep(max(0.0, due - time.perf_counter()))
-                group.spawn(self._ask, due, arrival.stage)
+                gevent.sleep(max(0.0, began + arrival - time.perf_counter()))
+                group.spawn(self._ask, began + arrival)
             group.join()
         finally:
             group.kill()  # the remaining requests are recorded as unfinished
@@ -76,18 +75,17 @@ class LoadUser(User):
     def _pause_after(self, observation: Observation) -> None:
         """Waits as Retry-After says. Sending again at once would count one outage many times."""
         if not observation.ok:
-            gevent.sleep(
-                _PAUSE_S if observation.retry_after is None else min(observation.retry_after, _LONGEST_PAUSE_S)
-            )
+            after = observation.retry_after
+            gevent.sleep(_PAUSE_S if after is None else min(after, _LONGEST_PAUSE_S))
 
-    def _ask(self, due: float, stage: int | None) -> Observation:
+    def _ask(self, due: float) -> Observation:
         planned = self._plan.workload.request(next(self._numbers), self._source)
         observation = Observation(self.route, planned.label, due, time.perf_counter())
         try:
             self._client.ask(self._body(planned), observation)
         finally:
             if observation.error == UNFINISHED:
-                self._measures.unfinished(observation, stage)
+                self._measures.unfinished(observation)
             else:
                 failure = f"{observation.status} {observation.error}" if observation.error else ""
                 self.environment.events.request.fire(
@@ -95,7 +93,7 @@ class LoadUser(User):
                     name=f"{self.route.name} {observation.mode}",
                     response_time=observation.total_s * 1000,
                     response_length=len(observation.text),
-                    context={**self.context(), "observation": observation, "stage": stage},
+                    context={**self.context(), "observation": observation},
                     exception=CatchResponseError(failure) if failure else None,
                     start_time=time.time() - observation.total_s,
                     url=self.route.path,
@@ -128,27 +126,22 @@ class _OpenAiUser(LoadUser):
                 raise StopUser
 
     def _body(self, planned: PlannedRequest) -> Json:
-        body = for_openai(planned.body, self._model) | {"stream": self.route.stream}
+        chat = "chat" in self.route.path
+        body = for_openai(planned.body, self._model, chat=chat) | {"stream": self.route.stream}
         return body | {"stream_options": {"include_usage": True}} if self.route.stream else body
 
 
 class ChatStreamUser(_OpenAiUser):
     route = Route("/v1/chat/completions", stream=True, openai=True)
 
-    def _body(self, planned: PlannedRequest) -> Json:
-        return as_messages(super()._body(planned))
 
-
-class ChatUser(ChatStreamUser):
+class ChatUser(_OpenAiUser):
     route = Route("/v1/chat/completions", stream=False, openai=True)
 
 
 class CompletionStreamUser(_OpenAiUser):
     route = Route("/v1/completions", stream=True, openai=True)
 
-    def _body(self, planned: PlannedRequest) -> Json:
-        return as_prompt(super()._body(planned))
 
-
-class CompletionUser(CompletionStreamUser):
+class CompletionUser(_OpenAiUser):
     route = Route("/v1/completions", stream=False, openai=True)

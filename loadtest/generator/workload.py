@@ -18,6 +18,8 @@ Json = dict[str, Any]
 
 #: stands for requests without a mode, which get the server's default
 DEFAULT_MODE = "default"
+#: the demo's modes in equal shares
+ALL_MODES = "static,dynamic@threshold=0.7,direct@mrp_steps=1,speculative@mrp_steps=2,remask@threshold=0.5"
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,12 @@ class Workload:
         return PlannedRequest(plan.label, body | {"ignore_eos": True} if self.exact else body)
 
 
-def for_openai(body: Json, model: str) -> Json:
-    """The same request for OpenAI's routes: completions for a prompt, chats for messages."""
-    rest = {name: value for name, value in body.items() if name != "max_new_tokens"}
-    return {"model": model, **rest, "max_tokens": body["max_new_tokens"]}
+def for_openai(body: Json, model: str, *, chat: bool) -> Json:
+    """The same request for OpenAI's routes. A completion has the last message as prompt."""
+    rest = {name: value for name, value in body.items() if name not in {"messages", "prompt", "max_new_tokens"}}
+    messages = body["messages"] if "messages" in body else _chat(body["prompt"])["messages"]
+    content = {"messages": messages} if chat else {"prompt": messages[-1]["content"]}
+    return {"model": model, **content, **rest, "max_tokens": body["max_new_tokens"]}
 
 
 def heldout_prompts() -> tuple[Json, ...]:
@@ -130,19 +134,6 @@ def read_prompts(path: Path) -> tuple[Json, ...]:
         if len(prompt) != 1:
             raise ValueError(f"{path}, line {number}: {sorted(prompt)} are given, allowed is one: messages or prompt")
     return prompts
-
-
-def as_prompt(body: Json) -> Json:
-    if "prompt" in body:
-        return body
-    rest = {name: value for name, value in body.items() if name != "messages"}
-    return rest | {"prompt": body["messages"][-1]["content"]}
-
-
-def as_messages(body: Json) -> Json:
-    if "messages" in body:
-        return body
-    return {name: value for name, value in body.items() if name != "prompt"} | _chat(body["prompt"])
 
 
 def _chat(text: str) -> Json:

@@ -18,14 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtest.driver import drive, levels
 from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plans
 from loadtest.harness import Running, options, percentile, report, say, service
-from loadtest.overhead.alone import WARM_S, Alone
+from loadtest.overhead.alone import WARM_S, Alone, Lone, lone
 from loadtest.overhead.cpu import FRONT, CpuTime, at_rest, cpu_time
-from loadtest.overhead.lone import Lone, lone
-from loadtest.report.driver import Driver
-from loadtest.report.scenario import Run, Slo
-from loadtest.report.summary import points
 
 #: kind of answer -> locust's user
 _USERS = {"whole": "GenerateUser", "stream": "StreamUser"}
@@ -52,9 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", default="static")
     parser.add_argument("--threads", type=int, default=1, help="torch threads, in the replica and here")
     parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument(
-        "--lengths", default="uniform:32-96", help="tokens of the answers at saturation; fixed:64 keeps them in step"
-    )
+    parser.add_argument("--lengths", default="uniform:32-96", help="tokens of the answers at saturation")
     parser.add_argument("--short", type=int, default=16, help="tokens of a lone request")
     parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement at saturation")
     parser.add_argument("--rounds", type=int, default=5)
@@ -71,7 +66,6 @@ def workload(arguments: argparse.Namespace, lengths: str) -> Workload:
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    arguments.out.mkdir(parents=True, exist_ok=True)
     max_running = max(64, arguments.concurrency)
     alone = Alone(arguments.model, arguments.threads, max_running)
     gc.freeze()
@@ -93,30 +87,23 @@ async def run(arguments: argparse.Namespace) -> int:
 async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -> dict[str, list[tuple[float, float]]]:
     requests = workload(arguments, arguments.lengths)
     bodies = (requests.request(number).body for number in itertools.count())
-    driver = Driver(running.url, arguments.out)
     kinds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _USERS}
     for number in range(arguments.rounds):
         engine = alone.tokens_per_s(bodies, arguments.concurrency, arguments.seconds)
         for kind, pairs in kinds.items():
-            pairs.append((engine, await over_http(driver, arguments, kind, number)))
+            pairs.append((engine, await over_http(running.url, arguments, kind, number)))
             say(f"round {number + 1}, {kind}: engine alone {engine:.0f}, over HTTP {pairs[-1][1]:.0f} tokens/s")
     return kinds
 
 
-async def over_http(driver: Driver, arguments: argparse.Namespace, kind: str, number: int) -> float:
-    run = Run(
-        name=f"{kind}-{number}",
-        levels=f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}",
-        modes=arguments.mode,
-        lengths=arguments.lengths,
-        exact=True,
-        users=_USERS[kind],
-    )
-    record = await driver.drive(run)
-    [point] = points(run, record.rows, record.samples, Slo(), WARM_S)
-    if point.failed:
-        raise SystemExit(f"{point.failed} of {point.requests} requests failed")
-    return point.tokens_per_s
+async def over_http(url: str, arguments: argparse.Namespace, kind: str, number: int) -> float:
+    load = f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}"
+    work = ("--modes", arguments.mode, "--lengths", arguments.lengths, "--exact", "--levels", load)
+    rows = await drive(url, arguments.out / f"{kind}-{number}", _USERS[kind], *work)
+    [(_, seen)] = levels(rows, WARM_S)
+    if seen.failed:
+        raise SystemExit(f"{seen.failed} of {seen.requests} requests failed")
+    return seen.tokens_per_s
 
 
 async def cpu(arguments: argparse.Namespace, running: Running, block_size: int) -> dict[str, CpuTime]:

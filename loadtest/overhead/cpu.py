@@ -10,20 +10,12 @@ import httpx
 import psutil
 
 from loadtest.generator.workload import Json
-from loadtest.harness import ENGINE as ENGINE_PROCESS
-from loadtest.harness import Running, ask
+from loadtest.harness import Running, ask, part_of
 
-ENGINE = "replica: engine"
 #: the parts of a request's way, in their order
-PARTS = ("client", "proxy", "ingress", "replica: event loop", ENGINE, "Ray")
+PARTS = ("client", "proxy", "ingress", "replica: event loop", "engine", "Ray")
 #: the parts that stand between the client and the replica
 FRONT = ("proxy", "ingress")
-_ROLES = {
-    "ServeReplica:mrp:Ingress": "ingress",
-    "ServeReplica:mrp:Generator": "replica",
-    ENGINE_PROCESS: ENGINE,
-    "ProxyActor": "proxy",
-}
 
 
 @dataclass(frozen=True)
@@ -35,9 +27,8 @@ class CpuTime:
 
     def beyond(self, idle: Mapping[str, float]) -> Mapping[str, float]:
         """The CPU time without that which passes anyway, in milliseconds a second."""
-        return {
-            part: max(0.0, cpu_ms - idle.get(part, 0.0) * self.wall_ms / 1e3) for part, cpu_ms in self.cpu_ms.items()
-        }
+        wall_s = self.wall_ms / 1e3
+        return {part: max(0.0, cpu_ms - idle.get(part, 0.0) * wall_s) for part, cpu_ms in self.cpu_ms.items()}
 
 
 async def cpu_time(running: Running, bodies: Sequence[Json], concurrency: int) -> CpuTime:
@@ -70,14 +61,13 @@ def _cpu_s(program: int | None) -> dict[str, float]:
     replica: list[float] = []
     for process in psutil.Process(program).children(recursive=True):
         try:
-            line, threads = " ".join(process.cmdline()), _threads(process.pid)
+            part, threads = part_of(process.pid), _threads(process.pid)
         except (psutil.Error, OSError):  # it has ended
             continue
-        role = next((role for part, role in _ROLES.items() if part in line), "Ray")
-        if role == "replica":
+        if part == "replica":
             replica = sorted(threads.values(), reverse=True)
         else:
-            seconds[role] += sum(threads.values())
+            seconds[part if part in seconds else "Ray"] += sum(threads.values())
     if replica:
         seconds["replica: event loop"] += replica.pop(0)
         seconds["Ray"] += sum(replica)

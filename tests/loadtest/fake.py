@@ -1,10 +1,15 @@
-"""A service of known behaviour in a thread: blocks of four tokens at fixed times, one stall, broken streams."""
+"""A service of known behaviour in a thread: blocks of four tokens at fixed times, one stall, broken streams.
+
+Also the row of an answered request.
+"""
 
 import json
 import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from loadtest.generator.rows import Request
 
 STATS = {"tokens_per_forward": 2.5, "cached_tokens": 3, "finish_reason": "length"}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 8}
@@ -37,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self._whole(200, {"data": [{"id": "fake"}]})
+        self._whole(200, {"data": [{"id": "fake", "modes": ["static", "remask"]}]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -72,6 +77,16 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(frame), frame))
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
+
+
+def request(at=0.0, first=50.0, gap=20.0, blocks=3, **changes):
+    """An answered request: its blocks come after `first` and then every `gap` milliseconds."""
+    times = [first + number * gap for number in range(blocks)]
+    values = {"at": at, "late_ms": 0.0, "route": "/generate (stream)", "mode": "static"}
+    values |= {"status": 200, "error": "", "finish": "stop", "first_block_ms": first}
+    values |= {"total_ms": times[-1] if times else first, "blocks": [(time, 4) for time in times], "tokens": 4 * blocks}
+    values |= {"prompt_tokens": 10, "cached_tokens": 0, "tokens_per_forward": 2.0}
+    return Request(**values | changes)
 
 
 def answer():

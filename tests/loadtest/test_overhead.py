@@ -9,9 +9,8 @@ import pytest
 
 from loadtest.overhead import alone as engine_alone
 from loadtest.overhead.__main__ import Measured, _cpu, conclude, workload
-from loadtest.overhead.alone import Alone
+from loadtest.overhead.alone import Alone, Lone
 from loadtest.overhead.cpu import PARTS, CpuTime
-from loadtest.overhead.lone import Lone
 from service.engine import Engine
 
 ARGUMENTS = argparse.Namespace(mode="static", threads=1, concurrency=4, short=8, seed=17, ratio=0.9, more_ms=3.0)

@@ -1,6 +1,5 @@
-"""Which requests come when: a function of seed and number, by the distributions of the options and of scenarios."""
+"""Which requests come when: a function of seed and number, by the distributions of the options."""
 
-import argparse
 import collections
 import itertools
 import random
@@ -8,10 +7,8 @@ import statistics
 
 import pytest
 
-from loadtest.generator import options
 from loadtest.generator.arrivals import Profile, poisson
-from loadtest.generator.workload import Lengths, Workload, plans
-from loadtest.report.scenario import FOLDER, parse, read
+from loadtest.generator.workload import Lengths, Workload, for_openai, plans
 
 PROMPTS = tuple({"prompt": f"p{number}"} for number in range(50))
 
@@ -28,12 +25,23 @@ def arrivals(levels, seed=1, share=1.0):
 
 
 def test_gaps_are_exponential_with_the_rates_mean():
-    times = [arrival.at for arrival in arrivals("400:20")]
+    times = arrivals("400:20")
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert len(times) == pytest.approx(8000, rel=0.05)
     assert statistics.mean(gaps) == pytest.approx(0.05, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.05, rel=0.07)
     assert len(arrivals("400:20", share=0.25)) == pytest.approx(2000, rel=0.1)
+    assert arrivals("400:0") == []
+
+
+def test_levels_follow_each_other_with_ramps_between():
+    profile = Profile.parse("10:2,20:0-40,5:1")
+    assert [profile.level(at) for at in (0.0, 9.9, 10.0, 20.0, 30.0, 34.9)] == [
+        *((0, 2), (0, 2), (1, 0), (1, 20), (2, 1), (2, 1)),
+    ]
+    times = arrivals("100:2,100:20")
+    assert sum(time < 100 for time in times) == pytest.approx(200, rel=0.2)
+    assert sum(time >= 100 for time in times) == pytest.approx(2000, rel=0.1)
 
 
 # --- requests ----------------------------------------------------------------------------------------
@@ -67,6 +75,14 @@ def test_lengths_by_distribution():
     assert workload(exact=True).request(0).body["ignore_eos"]
 
 
+@pytest.mark.parametrize("content", [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
+def test_openais_routes_get_the_same_request(content):
+    body = content | {"max_new_tokens": 5, "seed": 1}
+    fields = {"model": "m", "max_tokens": 5, "seed": 1}
+    assert for_openai(body, "m", chat=True) == fields | {"messages": [{"role": "user", "content": "a"}]}
+    assert for_openai(body, "m", chat=False) == fields | {"prompt": "a"}
+
+
 @pytest.mark.parametrize(
     ("read_text", "text", "message"),
     [
@@ -78,35 +94,3 @@ def test_lengths_by_distribution():
 def test_wrong_options_say_what_is_allowed(read_text, text, message):
     with pytest.raises(ValueError, match=message):
         read_text(text)
-
-
-# --- scenarios -----------------------------------------------------------------------------------------
-
-
-def options_of(run):
-    """The values that locust's parser makes of a run's options."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("users", nargs="*")
-    options.add(parser)
-    return parser.parse_args(list(run.options()))
-
-
-@pytest.mark.parametrize("name", sorted(file.stem for file in FOLDER.glob("*.yaml")))
-def test_locust_can_run_every_shipped_scenario(name):
-    for run in read(name).runs:
-        plan = options.RunOptions.of(options_of(run))
-        assert (plan.loop, plan.profile) == (run.loop, run.profile)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"title": "t"}, "there must be one"),
-        ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "speed": 3}]}, "speed in run; allowed: name"),
-    ],
-)
-def test_wrong_scenarios_say_what_is_allowed(values, message):
-    with pytest.raises(ValueError, match=message):
-        parse(values, "file.yaml")
-    with pytest.raises(ValueError, match="one of default"):
-        read("nothing")

@@ -1,1 +1,0 @@
-"""Turns points into pictures and into one self-contained page."""
