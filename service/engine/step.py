@@ -67,22 +67,24 @@ class RunningStep:
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
         """Begins a forward of MRP, and those that can follow it before it is read: as replays, if the device can."""
-        forwards: list[_Forward] = []
-        requests, replays = [running for running, _ in plan], self._begin_replays(plan)
-        if replays is None:
-            plan = [(running, rows) for running, rows in plan if not running.waits_without_replays()]
-            while plan:
-                forwards.append(self._begin("mrp", plan))
-                plan = _refinements_ahead(requests)
-            return forwards
-        parts = _parts(plan)
+        if (replays := self._begin_replays(plan)) is not None:
+            return self._begun_replays(plan, replays)
+        plan = [(running, rows) for running, rows in plan if not running.waits_without_replays()]
+        forwards, requests = list[_Forward](), [running for running, _ in plan]
+        while plan:
+            forwards.append(self._begin("mrp", plan))
+            plan = _refinements_ahead(requests)
+        return forwards
+
+    def _begun_replays(self, plan: StepRows, replays: Iterable[Pending]) -> list[_Forward]:
+        """All are over the same rows. After the first one a request goes on with its last rows."""
+        forwards, parts = list[_Forward](), _parts(plan)
         ends = {running: start + len(rows) for running, rows, start in parts}
         for pending in replays:
             if not parts:
                 break
             forwards.append(self._begun("mrp", parts, pending))
-            # each is over the same rows; a request goes on with its last ones
-            parts = [_Part(running, rows, ends[running] - len(rows)) for running, rows in _refinements_ahead(requests)]
+            parts = [_Part(running, rows, ends[running] - len(rows)) for running, rows in _refinements_ahead(ends)]
         return forwards
 
     def _begin_replays(self, plan: StepRows) -> list[Pending] | None:
