@@ -46,6 +46,33 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
 
 
+def test_four_positions_step_by_step(triton_device: str) -> None:
+    """Two replays over the block `5 _ _ _`, whose rule reveals the most confident pick."""
+    device, rule = torch.device(triton_device), TopConfidence(1)
+    row = Row(Block((5, *[MASKED] * 3)), 0, (), writes_kv=False, sampling=SamplingParams(), rule=rule, lines=1)
+    tables = PackedTables(device)
+    params = tables.add(ReplayTables.of(SamplingMetadata([row], 4), [2], None).params)
+    tokens = tables.add(tokens_and_positions([row], MASK)[0])
+    tables.send()
+    table, replays = StateTable(1, 4, MASK, device), ReplayBuffers.like(params.tensor, 4)
+
+    def replay(picks: dict[int, tuple[int, float]]) -> None:
+        """A forward whose sampler draws these tokens with these confidences, by position."""
+        drawn = torch.zeros(4, 4)
+        for position, (token, confidence) in picks.items():
+            drawn[position, 0], drawn[position, 1] = torch.tensor(token).int().view(torch.float32), confidence
+        replays.reveal(torch.zeros(1, 4, 1, device=device), tokens.tensor, lambda *_: drawn.to(device), table)
+
+    replay({1: (11, 0.2), 2: (12, 0.9), 3: (13, 0.5)})
+    assert tokens.tensor.tolist() == [[5, MASK, 12, MASK]]
+    replay({1: (14, 0.8), 3: (15, 0.7)})
+    assert tokens.tensor.tolist() == [[5, 14, 12, MASK]]
+    assert table.tokens[1].tolist() == [5, 14, 12, MASK]  # where a row ahead reads it
+
+    confidences = replays.values[:2, 0, :, 1].cpu()  # of the masked positions, one after another
+    torch.testing.assert_close(confidences, torch.tensor([[0.2, 0.9, 0.5, 0], [0.8, 0.7, 0, 0]]))
+
+
 def test_the_rules_of_these_tests_are_all_that_the_device_knows() -> None:
     """Another test has the rule of MRP's picks, which depends on earlier forwards."""
     rules = {rule for rule in served_rules() if rule.device_picks is not Rule.device_picks}

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
+from service.decode.rules import TopConfidence
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
 from service.engine.forward.row_states import StateTable, lines_of
@@ -30,6 +31,32 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 @pytest.fixture(scope="module", autouse=True)
 def device(triton_device: str) -> str:
     return triton_device
+
+
+def test_four_positions_step_by_step(device: str) -> None:
+    """The block `7 _ _ 9` is in line 1. The host only knows that it has three masks at most."""
+    table, tables = StateTable(1, 4, MASK, torch.device(device)), PackedTables(torch.device(device))
+    table.tokens[1] = torch.tensor([7, MASK, MASK, 9])
+    rule, sampling = TopConfidence(1), SamplingParams(0.7, seed=5)
+    row = Row(Block((0, *[MASKED] * 3)), 2, (), writes_kv=True, sampling=sampling, rule=rule, ahead=True, lines=1)
+    batch = SamplingBatch.from_rows([row], 4)
+    tokens, lines = tables.add(tokens_and_positions([row], MASK)[0]), tables.add(lines_of([row]))
+    positions, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
+    locate, reveal = table.plan_locate(batch, positions, params, tables), table.plan_reveal(batch, np.arange(3), tables)
+    tables.send()
+
+    pages = Pages(1, device)
+    table.place(tokens.tensor, lines.tensor, pages)
+    assert tokens.tensor.tolist() == [[7, MASK, MASK, 9]]
+    assert pages.tables[1].tolist() == [-1]  # it is not complete, so its page is not written
+
+    locate()
+    assert positions.tensor.tolist()[:2] == [1, 2]  # there is no third mask, so nothing reads the third result
+
+    drawn = torch.tensor([[21, 0.4, 0, 0], [22, 0.6, 0, 0], [23, 0.9, 0, 0]])
+    drawn[:, 0] = drawn[:, 0].int().view(torch.float32)
+    reveal(drawn.to(device))
+    assert table.tokens[1].tolist() == [7, MASK, 22, 9]
 
 
 @st.composite
