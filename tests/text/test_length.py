@@ -123,7 +123,7 @@ PARTS = st.tuples(st.sampled_from(WRITTEN + SHORTENED), st.sampled_from([1, 2, 1
 def assert_fits(codec: TextCodec, text: str, *, chat: bool = False) -> None:
     """The codec takes the text if so many tokens are allowed as it has."""
     encode = codec.encode_message if chat else codec.encode
-    codec._most_tokens = None
+    codec.limit_to(10**9)
     ids = encode(text)
     codec.limit_to(max(1, len(ids)))
     with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +163,7 @@ class TestTexts:
         def encoded(text: str) -> list[int]:
             raise AssertionError(f"{len(text)} characters were encoded")
 
-        monkeypatch.setattr(codec, "_ids", encoded)
+        monkeypatch.setattr(codec, "tokenize", encoded)
         return codec
 
     def test_one_that_cannot_fit_is_not_encoded(self, codec):
@@ -191,7 +191,7 @@ class TestTexts:
             pieces.append(text)
             return [1] * len(text)
 
-        monkeypatch.setattr(codec, "_ids", encoded)
+        monkeypatch.setattr(codec, "tokenize", encoded)
         with pytest.raises(PromptTooLong, match="prompt has more than 16 tokens"):
             codec.encode("1" * 10**6)
         assert sum(map(len, pieces)) < 40_000

@@ -271,7 +271,7 @@ class GatedService:
 
     @property
     def thread(self) -> EngineThread:
-        return self.replica._engine._engine  # type: ignore[attr-defined,no-any-return]
+        return self.replica.engine.thread  # type: ignore[attr-defined,no-any-return]
 
 
 @pytest.fixture
