@@ -15,8 +15,12 @@ RAY = (
     "tests/deploy/test_image.py",
 )
 
-#: files whose tests share an engine's process or a browser: one worker runs all of a file
-SHARED = ("tests/gateway/generate/test_engine_process.py", "tests/playground/test_page.py")
+#: files whose tests share an engine's process, a browser or a library that takes seconds: one worker runs all of a file
+SHARED = (
+    "tests/gateway/generate/test_engine_process.py",
+    "tests/gateway/anthropic/test_anthropic_client.py",
+    "tests/playground/test_page.py",
+)
 
 
 def one_worker_for_ray(config: pytest.Config, log: Any) -> Any:

@@ -105,8 +105,6 @@ def test_an_update_makes_rewarded_answers_likelier(engine, tmp_path):
     for _ in range(3):
         learner.learn(rollouts, 1.0)
     assert rewarded() > before + 0.1
-    assert any(not torch.equal(*pair) for pair in zip(module, learner.mrp.parameters(), strict=True)), (
-        "MRP learns, too"
-    )
+    assert any(not torch.equal(*pair) for pair in zip(module, learner.mrp.parameters(), strict=True)), "MRP learns, too"
     learner.save(tmp_path)
     assert load_checkpoint(tmp_path).mrp is not None
