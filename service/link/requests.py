@@ -28,7 +28,7 @@ class ReplicaLinks:
     """Sends each request over the link of the replica that `router` chooses. Without a link, requests wait for one.
 
     `update` opens the links, and must be called again and again. `on_change` gets the number of replicas with a link.
-    `links`: by replica.
+    `links`: the open links by replica.
     """
 
     def __init__(

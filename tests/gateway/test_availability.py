@@ -212,7 +212,7 @@ class TestStartedAtZero:
 
     async def test_the_limit_holds_if_a_poll_drops_the_timeout(self):
         """`asyncio.wait_for` of Python 3.11 drops it if it comes together with an answer."""
-        cards, pauses = Availability(Scripted(), AdmissionController(Settings()), 0.05), iter([10])
+        cards, pauses = Availability(Scripted(), AdmissionController(Settings()), 0.05, poll_s=0.01), iter([10])
 
         async def statuses() -> list[Status]:
             with suppress(asyncio.CancelledError):
