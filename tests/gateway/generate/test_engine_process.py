@@ -322,11 +322,6 @@ async def test_only_work_that_may_hold_up_python_may_be_silent_for_longer(clock)
     assert hang(HEARTBEAT_TIMEOUT_S) is None
 
 
-async def test_a_checkpoint_that_cannot_be_loaded(settings, tmp_path):
-    with pytest.raises(CheckpointError):
-        await start(settings.model_copy(update={"model": str(tmp_path)}))
-
-
 #: starts an engine, prints the id of its process, and is then busy
 PARENT = """
 import asyncio, sys
