@@ -78,8 +78,7 @@ async def sends_the_proof_of_an_ingress(reader: asyncio.StreamReader, writer: as
 
 
 @pytest.mark.parametrize(
-    "server",
-    [sends_a_pickle, sends_a_wrong_proof, sends_the_nonce_back, replays, sends_the_proof_of_an_ingress],
+    "server", [sends_a_pickle, sends_a_wrong_proof, sends_the_nonce_back, replays, sends_the_proof_of_an_ingress]
 )
 async def test_a_foreign_server_is_logged_once_and_not_used(
     service: Service, caplog: pytest.LogCaptureFixture, server: ForeignServer

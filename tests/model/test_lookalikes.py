@@ -170,11 +170,7 @@ def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, fac
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Stable-DiffCoder-8B as Llama", "llama"),
-        ("LLaDA2 in training", "llada2_moe_veomni"),
-    ],
+    ("name", "kind"), [("Stable-DiffCoder-8B as Llama", "llama"), ("LLaDA2 in training", "llada2_moe_veomni")]
 )
 def test_check_refuses_another_family_by_its_name(run_program, capsys, tmp_path, name, kind):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")

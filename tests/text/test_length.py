@@ -92,34 +92,13 @@ def codecs() -> list[TextCodec]:
 
 
 WRITTEN = [
-    "a",
-    "b",
-    "7",
-    "a" * 50,
-    " ",
-    " " * 30,
-    "\n",
-    "▁",
-    "é",
-    "漢",
-    "😀",
-    "\x00",
-    "\ue000",
-    "<s>",
-    "<s>  ",
-    "  <|end|>",
-    LONG,
-]
+    "a", "b", "7", "a" * 50, " ", " " * 30, "\n", "▁", "é", "漢", "😀", "\x00", "\ue000", "<s>", "<s>  ",
+    "  <|end|>", LONG,
+]  # fmt: skip
 SHORTENED = [
-    "\U0001d41a",
-    "e\u0301",
-    "\u212a",
-    "ﬁ",
-    "\ufdfa",
-    "\u1112\u1161\u11ab",
-    "\U0001d6ca\u0308\u0301",
+    "\U0001d41a", "e\u0301", "\u212a", "ﬁ", "\ufdfa", "\u1112\u1161\u11ab", "\U0001d6ca\u0308\u0301",
     "\u1fbe\u0308\u0301",
-]
+]  # fmt: skip
 PARTS = st.tuples(st.sampled_from(WRITTEN + SHORTENED), st.sampled_from([1, 2, 100])).map(
     lambda part: part[0] * part[1]
 )
