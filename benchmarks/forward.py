@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.options import OutputOption, ThreadsOption, run, use_threads, write_rows
-from benchmarks.plain_loop import PlainLoop
 from benchmarks.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
 from service.decode.modes import Static
@@ -91,6 +90,8 @@ class Bench:
 
     def first_block(self, length: int, limit: float, rounds: int) -> Iterator[Ratio]:
         """A lone prompt's first block, over transformers' prefill of the prompt with its logits, and without."""
+        from benchmarks.plain_loop import PlainLoop
+
         engine, plain = self._engine(), PlainLoop(self._checkpoint)
 
         def block(prompt: tuple[int, ...]) -> None:

@@ -29,7 +29,7 @@ _CONTROL_CALLS = 8
 #: seconds between Serve's health checks; Serve then replaces a dead replica, whose requests fail over at once
 _HEALTH_CHECK_S = 1.0
 #: seconds a health check may take; Serve kills a replica that exceeds them three times in a row
-_HANGS_S = 5.0
+HANGS_S = 5.0
 #: additional replicas during an update, in percent of all, at least one
 _SURGE_PERCENT = 20
 #: seconds between two reports of the ingresses to Serve's controller, and the longer period that it evaluates
@@ -68,7 +68,7 @@ def _compose(args: Settings, *, listens: bool) -> Application:
         ray_actor_options=need,
         max_ongoing_requests=_CONTROL_CALLS * args.api_server_count,
         health_check_period_s=_HEALTH_CHECK_S,
-        health_check_timeout_s=_HANGS_S,
+        health_check_timeout_s=HANGS_S,
         max_surge_percent=_SURGE_PERCENT if has_room else 0,
         **stopping,
     )

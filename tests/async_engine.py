@@ -19,6 +19,11 @@ class AsyncEngine(EngineThread):
         self._streams = RequestStreams(self.abort)
         self._loop: asyncio.AbstractEventLoop
 
+    @property
+    def has_task(self) -> bool:
+        """Whether work for the thread waits until no request runs, or for the end of a step."""
+        return self._inbox.task is not None or self._task is not None
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's outputs. Closing the generator aborts the request."""
         self._engine.validate(request)

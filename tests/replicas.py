@@ -20,20 +20,20 @@ class InProcessEngine:
     """Implements `EngineClient`. It starts at once."""
 
     def __init__(self, core: EngineCore) -> None:
-        self._core = core
-        self._engine = AsyncEngine(core.engine, core.room)
-        self._engine.start()
+        self.core = core
+        self.thread = AsyncEngine(core.engine, core.room)
+        self.thread.start()
 
     @property
     def info(self) -> EngineInfo:
-        return self._core.info
+        return self.core.info
 
     @property
     def failure(self) -> str | None:
-        return self._engine.failure or self._core.failure
+        return self.thread.failure or self.core.failure
 
     def state(self) -> EngineState:
-        return self._engine.state()
+        return self.thread.state()
 
     async def generate(
         self,
@@ -41,11 +41,11 @@ class InProcessEngine:
         constraint: Constraint | None = None,
         note_ignored: Callable[[tuple[str, ...]], None] = lambda _: None,
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
-        self._core.engine.validate(request)
+        self.core.engine.validate(request)
         if constraint is not None:
-            request, ignored = await self._core.compiled(request, constraint)
+            request, ignored = await self.core.compiled(request, constraint)
             note_ignored(ignored)
-        items = self._engine.generate(request)
+        items = self.thread.generate(request)
         try:
             async for item in items:
                 yield item
@@ -53,12 +53,12 @@ class InProcessEngine:
             await items.aclose()
 
     async def control(self, command: ControlCommand) -> EngineReply:
-        weights, pause = await self._core.control(self._engine, command)
+        weights, pause = await self.core.control(self.thread, command)
         return EngineReply(0, None, weights, pause)
 
     def close(self) -> None:
-        self._engine.stop()
-        self._core.close()
+        self.thread.stop()
+        self.core.close()
 
 
 def local_generator(

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 #: where tests that start Ray live; tests/conftest.py refuses the mark `ray` elsewhere
-RAY = (
-    "tests/service/",
-    "tests/training/test_workers.py",
-    "tests/deploy/test_cluster.py",
-    "tests/deploy/test_image.py",
-)
+RAY = ("tests/service/", "tests/training/test_workers.py", "tests/deploy/test_cluster.py", "tests/deploy/test_image.py")
 
-#: files whose tests share an engine's process or a browser: one worker runs all of a file
-SHARED = ("tests/gateway/generate/test_engine_process.py", "tests/playground/test_page.py")
+#: files whose tests share an engine's process, a browser or a library that takes seconds: one worker runs all of a file
+SHARED = (
+    "tests/gateway/generate/test_engine_process.py",
+    "tests/gateway/anthropic/test_anthropic_client.py",
+    "tests/benchmarks/test_plain_loop.py",
+    "tests/playground/test_page.py",
+)
 
 
 def one_worker_for_ray(config: pytest.Config, log: Any) -> Any:

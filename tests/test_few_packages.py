@@ -13,14 +13,9 @@ from tests.sources import ROOT
 #: msgspec is the one wheel that must be brought (CONTRIBUTING.md)
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "msgspec", "pytest")
 FOLDERS = (
-    "service/decode",
-    "service/demo",
-    "service/engine",
-    "service/model",
-    "service/text",
-    "training",
+    "service/decode", "service/demo", "service/engine", "service/model", "service/text", "training",
     "benchmarks/gpu",
-)
+)  # fmt: skip
 #: module -> why it needs more
 OTHERS = {"training.rl": "it asks a server over HTTP", "training.cli": "options", "training.workers": "Ray starts it"}
 

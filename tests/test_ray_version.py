@@ -64,7 +64,7 @@ def test_one_minor_version_is_allowed() -> None:
     "name",
     sorted(
         name
-        for name in {*cluster.ENVIRONMENT, *cluster._PROGRAM_ENVIRONMENT, *ray_start.LIMITS, *workers._ENVIRONMENT}
+        for name in {*cluster.ENVIRONMENT, *cluster.PROGRAM_ENVIRONMENT, *ray_start.LIMITS, *workers.ENVIRONMENT}
         if name in READ_BY or not name.startswith("RAY_SERVE_")  # those: the next test
     ),
 )
@@ -97,10 +97,10 @@ def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
     """The patterns, and the pieces of Serve's text that they are to find."""
     text = " ".join(Path(deployment_state.__file__).read_text("utf-8").split())
     for pattern, message, pieces in (
-        (readiness._LEFT, "Retrying 2 more time(s). Error:", ("Retrying{", "more time(s)")),
-        (readiness._IN_VAIN, "failed to start 3 times in a row", ("failed to start ", "times in a row")),
+        (readiness.LEFT, "Retrying 2 more time(s). Error:", ("Retrying{", "more time(s)")),
+        (readiness.IN_VAIN, "failed to start 3 times in a row", ("failed to start ", "times in a row")),
         (
-            serve_state._SLOW,
+            serve_state.SLOW,
             "that have taken more than 30s to initialize.",
             ("that have taken more than {", "initialize."),
         ),
@@ -141,7 +141,7 @@ def test_ray_still_starts_by_the_functions_that_make_its_fixed_limits_longer() -
     assert "except RuntimeError" in wait
     assert re.search(r"gcs_server_port = wait_for_persisted_port\([^)]*timeout_ms=", node)
     assert "ray._private.services.start_raylet(" in node
-    for port in ray_start._PORTS:
+    for port in ray_start.PORTS:
         assert f"{port}=self._ray_params.{port}" in node
     assert "start_ray_process(\n        command,\n        ray_constants.PROCESS_TYPE_RAYLET," in start
     assert ray_constants.PROCESS_TYPE_RAYLET == "raylet"

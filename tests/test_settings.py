@@ -118,12 +118,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("prot: 1", "did you mean 'port'"),
-        ("1: 2", "name: value"),
-        ("a: [", "is not YAML"),
-        ("port: x", "port is 'x'"),
-    ],
+    [("prot: 1", "did you mean 'port'"), ("1: 2", "name: value"), ("a: [", "is not YAML"), ("port: x", "port is 'x'")],
 )
 def test_a_wrong_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):

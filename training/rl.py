@@ -116,35 +116,35 @@ class Learner:
 
     def __init__(self, folder: Path, rate: float, mrp_updates: int) -> None:
         checkpoint = load_checkpoint(folder)
-        self._raw, self.backbone, self._mrp = dict(checkpoint.raw), checkpoint.backbone, checkpoint.mrp
+        self._raw, self.backbone, self.mrp = dict(checkpoint.raw), checkpoint.backbone, checkpoint.mrp
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._mask, self._end = control(self.tokenizer, MASK), control(self.tokenizer, END)
         self.backbone.requires_grad_(requires_grad=True)
         # The rate is constant after the warm-up.
         self._optimiser = Optimiser(self.backbone.named_parameters(), Schedule(rate, warmup=5, floor=1.0))
-        self._mrp_updates, self._mrp_trainer = mrp_updates, self._trainer(self._mrp) if mrp_updates else None
+        self._mrp_updates, self._mrp_trainer = mrp_updates, self._trainer(self.mrp) if mrp_updates else None
 
     def learn(self, rollouts: Sequence[Rollout], temperature: float) -> None:
         """One update of the policy, then MRP's updates on the same answers."""
         useful = [rollout for rollout in rollouts if rollout.advantage]
         tokens = sum(len(rollout.tokens) for rollout in rollouts)
         self._optimiser.forget()
-        for batch, ranks, group in self._batches(useful):
+        for batch, ranks, group in self.batches(useful):
             advantages = torch.tensor([rollout.advantage for rollout in group])
             likelihoods = log_likelihoods(self.backbone, batch, ranks, temperature)
             (-(likelihoods * advantages).sum() / tokens).backward()
         if useful:
             self._optimiser.update(share=0.0)
         if self._mrp_trainer is not None:
-            batches = [batch for batch, _, _ in self._batches(rollouts)]
+            batches = [batch for batch, _, _ in self.batches(rollouts)]
             rounds = ([batch] for batch in batches[: self._mrp_updates])
             self._mrp_trainer.run(rounds, _Constant(), lambda _: None)
 
     def save(self, folder: Path) -> None:
         """Writes the checkpoint that the service loads."""
-        save_checkpoint(folder, self._raw, deepcopy(self.backbone), self._mrp)
+        save_checkpoint(folder, self._raw, deepcopy(self.backbone), self.mrp)
 
-    def _batches(self, rollouts: Iterable[Rollout]) -> Iterator[tuple[Batch, Tensor, list[Rollout]]]:
+    def batches(self, rollouts: Iterable[Rollout]) -> Iterator[tuple[Batch, Tensor, list[Rollout]]]:
         """The rollouts in groups of one layout, as a batch with its ranks."""
         groups, block = defaultdict[Layout, list[Rollout]](list), self._raw["block_size"]
         for rollout in rollouts:

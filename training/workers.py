@@ -16,7 +16,7 @@ from service.errors import MrpServeError, SettingsError
 if TYPE_CHECKING:
     from training.config import TrainingConfig
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_worker_niceness": "0",  # Ray's default gives workers the lowest priority on the machine
@@ -34,7 +34,7 @@ def train_together(plan: TrainingConfig, device: str, workers: int, threads: int
 
     SettingsError if Ray Train is not installed, or if a worker fails; it then has the worker's error.
     """
-    for name, value in _ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError

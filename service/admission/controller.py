@@ -23,36 +23,37 @@ _MAX_WANTED = 4.0
 class AdmissionController:
     """Admission at one ingress, with its share of slots and limits. `tenants`: the number of API keys.
 
-    `limits`: the limits of the API keys. The caller counts a request there when its head has come.
+    `limits`: the limits of the API keys. The caller counts a request there when its head has come. `slots`,
+    `throughput`, `demand`: its measurements.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.per_ingress
         self._max_replicas = settings.max_num_replicas
         self._ingresses, self._replicas, self._halted = settings.api_server_count, 1.0, False
-        self._throughput = Throughput(clock)
+        self.throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue()
-        self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
+        self.slots = Slots(self._queue, self.throughput, shared=tenants > 1)
         self._max_queue_s, self._max_waiting = settings.max_queue_s, settings.per_ingress(settings.max_waiting)
         self._last_retry: dict[str, float] = {}  # tenant -> time at which its last refused request may come back
         self.limits = RateLimits(clock, settings.api_server_count)
-        self._demand = ReplicaDemand(settings.slots, clock)
+        self.demand = ReplicaDemand(settings.slots, clock)
         self._block_size, self._max_model_len = 1, 0
         self._usages: set[AnswerUsage] = set()
 
     def serves(self, card: ModelCard) -> None:
         self._block_size, self._max_model_len = card.block_size, card.max_model_len
-        self._slots.resize(self._share(card.slots))
-        self._demand.slots = card.replica_slots
+        self.slots.resize(self._share(card.slots))
+        self.demand.slots = card.replica_slots
         self._replicas = max(1.0, card.slots / card.replica_slots)
 
     def set_halted(self, halted: bool) -> None:
         """Whether the replicas are paused or asleep from now on. Requests wait, which no further replica would help."""
         self._halted = halted
-        self._throughput.set_halted(halted)
+        self.throughput.set_halted(halted)
 
     def reject_waiting(self, error: MrpServeError) -> None:
-        self._slots.reject_waiting(error)
+        self.slots.reject_waiting(error)
 
     def admit(self, key: ApiKey, requests: Sequence[ReplicaRequest]) -> TokenCharge:
         """Accepts a request: the charge of its answers. PromptTooLong, RateLimited or QueueFull if it is refused."""
@@ -67,23 +68,23 @@ class AdmissionController:
     async def slot(self, request: ReplicaRequest, charge: TokenCharge) -> AsyncIterator[AnswerUsage]:
         """A slot for the context, whose caller calls `charge.fail`. DeadlineExceeded if the time ends before."""
         blocks, prompt, whole = self._blocks(request), prompt_estimate(request), request.stream_interval > 1
-        usage = AnswerUsage(blocks, prompt, self._block_size, self._throughput, whole=whole)
+        usage = AnswerUsage(blocks, prompt, self._block_size, self.throughput, whole=whole)
         charge.open(usage, self._tokens(request, usage.prompt))
         self._usages.add(usage)
-        arrived = self._demand.arrived(usage.requested)
+        arrived = self.demand.arrived(usage.requested)
         try:
             try:
-                await self._slots.enter(self._ticket(request), request.arrived + request.timeout_s - self._clock())
+                await self.slots.enter(self._ticket(request), request.arrived + request.timeout_s - self._clock())
             except TimeoutError:
                 raise too_late(request) from None
-            usage.counted = self._throughput.moment()
+            usage.counted = self.throughput.moment()
             try:
                 yield usage
             finally:
-                self._slots.leave(request.sharing.tenant)
+                self.slots.leave(request.sharing.tenant)
         except InvalidRequest:
             if not usage.decoded:
-                self._demand.refused(usage.requested, arrived)
+                self.demand.refused(usage.requested, arrived)
             raise
         finally:
             self._usages.remove(usage)
@@ -105,7 +106,7 @@ class AdmissionController:
 
         A tenant's refused requests get ascending Retry-After times.
         """
-        rate, ratio, share = self._throughput.rate, self._throughput.ratio, self._queue.share(ticket)
+        rate, ratio, share = self.throughput.rate, self.throughput.ratio, self._queue.share(ticket)
         limit, waiting = self._max_waiting, len(self._queue)
         if waiting >= limit and self._queue.waiting(ticket.tenant) >= limit * share:
             refusal = f"{waiting} requests are waiting, allowed are {limit}"
@@ -114,7 +115,7 @@ class AdmissionController:
         else:
             return
         now = self._clock()
-        seconds = self._throughput.guessed_s if rate is None else ticket.cost * ratio / (rate * share)
+        seconds = self.throughput.guessed_s if rate is None else ticket.cost * ratio / (rate * share)
         retry = max(now, self._last_retry.get(ticket.tenant, now)) + seconds
         self._last_retry[ticket.tenant] = retry
         raise QueueFull(refusal, retry_after=retry - now)
@@ -122,12 +123,12 @@ class AdmissionController:
     @property
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
-        ratio = self._throughput.ratio
+        ratio = self.throughput.ratio
         return sum(max(0.0, usage.requested * ratio - usage.decoded) for usage in self._usages)
 
     @property
     def blocks_per_second(self) -> float:
-        return self._throughput.rate or 0.0
+        return self.throughput.rate or 0.0
 
     @property
     def load(self) -> float:
@@ -137,16 +138,16 @@ class AdmissionController:
     @property
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need, a fraction. It stays while replicas are halted."""
-        if self._halted and self._slots.total:
+        if self._halted and self.slots.total:
             return self._replicas / self._ingresses
-        ratio = self._throughput.ratio
+        ratio = self.throughput.ratio
         waiting = sum(usage.requested for usage in self._usages if usage.counted is None) * ratio
-        demand = self._demand.wanted(
+        demand = self.demand.wanted(
             ratio,
             in_flight=len(self._usages),
-            running=self._slots.used,
+            running=self.slots.used,
             waiting_blocks=waiting,
-            rate_per_slot=self._throughput.rate_per_slot,
+            rate_per_slot=self.throughput.rate_per_slot,
         )
         return min(demand, _MAX_WANTED * self._max_replicas)
 
@@ -159,4 +160,4 @@ class AdmissionController:
 
     def _tokens(self, request: ReplicaRequest, prompt: float) -> float:
         """The estimate that a key is charged first: the prompt, and the number of tokens likely to be decoded."""
-        return prompt + request.max_new_tokens * self._throughput.ratio
+        return prompt + request.max_new_tokens * self.throughput.ratio

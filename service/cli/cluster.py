@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray refuses clients without the token
 }
 #: variables for this program only
-_PROGRAM_ENVIRONMENT = {
+PROGRAM_ENVIRONMENT = {
     # Serve kills a proxy that does not answer three checks of its start. The default of 5 s per check is too short for
     # a proxy that starts beside replicas on a busy machine.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PATIENCE_S // 3),
@@ -53,7 +53,7 @@ def begin(settings: Settings, say: Callable[[str], None], num_cpus: int | None =
     SettingsError if Ray or Serve does not start, or if this machine has no room for the replicas.
     """
     leave_proxies_out()
-    for name, value in (ENVIRONMENT | _PROGRAM_ENVIRONMENT | private.token()).items():
+    for name, value in (ENVIRONMENT | PROGRAM_ENVIRONMENT | private.token()).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _starting("Ray", say):

@@ -29,11 +29,11 @@ LIMITS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(PATIENCE_S),
 }
 #: the ports of the raylet's agents. The raylet waits 15 s for one that is 0.
-_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _OBJECT_STORE_BYTES = 200 * 2**20
 _POLL_S = 0.1
 #: milliseconds of one wait for the port of Ray's GCS
-_PART_MS = 1000
+PART_MS = 1000
 
 
 def start_ray(num_cpus: int | None, talkative: bool = False) -> None:
@@ -43,7 +43,7 @@ def start_ray(num_cpus: int | None, talkative: bool = False) -> None:
     import ray
 
     node, services = (import_module(f"ray._private.{name}") for name in ("node", "services"))
-    ports = {name: _reserved_port() for name in _PORTS}
+    ports = {name: _reserved_port() for name in PORTS}
     with (
         _replaced(node, "wait_for_persisted_port", _patient_in_parts),
         _replaced(services, "get_node", _patient),
@@ -91,7 +91,7 @@ def _patient(look: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patient_in_parts(wait: Callable[..., Any]) -> Callable[..., Any]:
     """As `_patient`, for a function that itself waits for long and does not see that a process has ended."""
-    return _patient(lambda *arguments, **options: wait(*arguments, **options | {"timeout_ms": _PART_MS}))
+    return _patient(lambda *arguments, **options: wait(*arguments, **options | {"timeout_ms": PART_MS}))
 
 
 def _ended() -> str:

@@ -23,9 +23,6 @@ from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
 
-#: seconds between two attempts to give a replica a change that it has missed
-AGAIN_S = 2.0
-
 
 class AdminBody(BaseModel):
     """The base of the bodies of these routes."""
@@ -39,11 +36,11 @@ _Body = TypeVar("_Body", bound=AdminBody)
 class CatchUp:
     """Repeats a change in the background, for replicas that have missed it. `change`: gives it to all replicas.
 
-    `name`: the change, for the log.
+    `name`: the change, for the log. `pause_s`: seconds between two attempts.
     """
 
-    def __init__(self, name: str, change: Callable[[], Awaitable[Sequence[ControlResult]]]) -> None:
-        self._name, self._change = name, change
+    def __init__(self, name: str, change: Callable[[], Awaitable[Sequence[ControlResult]]], pause_s: float) -> None:
+        self._name, self._change, self.pause_s = name, change, pause_s
         self._task: asyncio.Task[None] | None = None
         self._due = 0.0
 
@@ -60,7 +57,7 @@ class CatchUp:
         except Exception as error:  # noqa: BLE001 - the next poll of the replicas leads to the next attempt
             _log.warning("the replicas cannot take %s", self._name, extra={"exception": without_message(error)})
         finally:
-            self._task, self._due = None, time.monotonic() + AGAIN_S
+            self._task, self._due = None, time.monotonic() + self.pause_s
 
 
 def failures_of(results: Sequence[ControlResult]) -> dict[str, MrpServeError]:

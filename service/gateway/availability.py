@@ -19,15 +19,12 @@ from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
 
-#: seconds between two polls of the replicas
-POLL_S = 1.0
-
 
 class Availability:
     """Keeps the card, and passes every new card to the admission controller. `on_card` gets it with the statuses.
 
-    `timeout_s`: the longest wait for the first card of a service that is scaled to zero. `failed`: whether the last
-    poll found no replica that can generate.
+    `timeout_s`: the longest wait for the first card of a service that is scaled to zero. `poll_s`: seconds between
+    two polls. `failed`: whether the last poll found no replica that can generate.
     """
 
     def __init__(
@@ -36,9 +33,10 @@ class Availability:
         admission: AdmissionController,
         timeout_s: float,
         on_card: Callable[[ModelCard, Sequence[Status]], None] = lambda *_: None,
+        poll_s: float = 1.0,
     ) -> None:
         self._backend, self._admission = backend, admission
-        self._timeout_s = timeout_s
+        self._timeout_s, self._poll_s = timeout_s, poll_s
         self._on_card = on_card
         self._card: ModelCard | None = None
         self.failed = False
@@ -104,10 +102,10 @@ class Availability:
                     except ScaledToZero:
                         if self._card is not None:
                             return
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(self._poll_s)
             raise TimeoutError
         except TimeoutError:
-            raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=POLL_S) from None
+            raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=self._poll_s) from None
         finally:
             self._waiting -= 1
 
@@ -118,7 +116,7 @@ class Availability:
 
     async def _poll_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
             try:
                 await self.poll()
             except (ScaledToZero, ControllerAway):

@@ -37,6 +37,7 @@ from service.errors import EngineFailed, MrpServeError, ReplicaLost, ScaledToZer
 from service.gateway.admin import admin_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend, none_ready, problem_of
+from service.gateway.deps import IngressDeps
 from service.gateway.draining import Draining
 from service.gateway.http.bodies import MOST_BYTES, Bodies
 from service.gateway.http.middleware import (
@@ -60,8 +61,6 @@ from service.quality.schema import Plan
 from service.routing.affinity import ROUTING_REASONS
 from service.routing.failover import REASONS, FailoverPolicy
 from service.settings.settings import Settings
-from service.telemetry.metrics import Registry
-from service.telemetry.tracing import Tracing
 
 #: methods that pages of other sites may use, and headers of an answer that they may read
 CORS_METHODS = ("GET", "HEAD", "POST")
@@ -73,24 +72,15 @@ _log = logging.getLogger(__name__)
 
 
 class Ingress:
-    """One ingress: its settings, its replicas and its counters. `name` is its name in metrics.
+    """One ingress: its settings, its replicas and its counters. `name` is its name in metrics."""
 
-    `registry`: the counters, where the backend counts too.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        backend: Backend,
-        tracing: Tracing | None = None,
-        registry: Registry | None = None,
-    ) -> None:
+    def __init__(self, name: str, settings: Settings, backend: Backend, deps: IngressDeps | None = None) -> None:
+        deps = deps or IngressDeps()
         self._name = name
         self._settings = settings
         self._backend = backend
-        self._tracing = tracing
-        self._registry = registry or Registry("ingress")
+        self._tracing = deps.tracing
+        self._registry = deps.registry
         self._registry.set("replicas_least", settings.num_replicas)
         self._registry.set("replicas_most", settings.max_num_replicas)
         self._registry.set("replicas_linked", 0)
@@ -99,18 +89,26 @@ class Ingress:
         for reason in ROUTING_REASONS:
             self._registry.add("request_routed_total", 0, by=reason)
         self._keys = keys = KeyRing.load(settings)
-        self._admission = AdmissionController(settings, tenants=len(keys))
-        self._availability = Availability(backend, self._admission, settings.request_timeout_s, self._observe_card)
-        self._weights = ServiceWeights(backend, settings.model, self._availability.poll)
-        self._pause = ServicePause(backend, self._availability.poll)
+        self.admission = AdmissionController(settings, deps.clock, tenants=len(keys))
+        self._availability = Availability(
+            backend, self.admission, settings.request_timeout_s, self._observe_card, deps.poll_s
+        )
+        self._weights = ServiceWeights(backend, settings.model, self._availability.poll, deps.catch_up_s)
+        self._pause = ServicePause(backend, self._availability.poll, deps.catch_up_s)
         self._load = LoadHysteresis()
         self._ignored_fields: set[str] = set()  # names in the log
         self._in_work: set[Record] = set()  # the requests that have not ended
         self._reader = ThreadPoolExecutor(1, "bodies")
-        self._bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
-        self.draining = Draining(self._bodies)
-        failover = FailoverPolicy(settings.max_failovers, self._count_failover, lambda: self._weights.newest)
-        self.pipeline = RequestPipeline(backend, self._admission, self.draining, failover, settings.model_name)
+        self.bodies = Bodies(max(MOST_BYTES, settings.max_body_bytes))
+        self.draining = Draining(self.bodies)
+        failover = FailoverPolicy(
+            settings.max_failovers,
+            self._count_failover,
+            lambda: self._weights.newest,
+            deps.failover_s,
+            deps.longest_failover_s,
+        )
+        self.pipeline = RequestPipeline(backend, self.admission, self.draining, failover, settings.model_name)
         self._page = Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool, host: str | None = None) -> ASGIApp:
@@ -143,7 +141,7 @@ class Ingress:
     @property
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need. Above 0 if there is any request."""
-        return max(self._admission.replicas_wanted, MIN_WANTED if self._availability.has_waiting else 0.0)
+        return max(self.admission.replicas_wanted, MIN_WANTED if self._availability.has_waiting else 0.0)
 
     def watch(self) -> None:
         """Watches the running loop from now on."""
@@ -157,8 +155,8 @@ class Ingress:
         self._registry.set("replicas_wanted", self.replicas_wanted)
         if self._availability.failed:
             self._registry.set("replicas_ready", 0)
-        self._registry.set("queue_blocks_left", self._admission.blocks_left)
-        self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
+        self._registry.set("queue_blocks_left", self.admission.blocks_left)
+        self._registry.set("queue_blocks_per_second", self.admission.blocks_per_second)
         return Snapshot(self._name, self.pipeline.in_flight, self._registry.families(self._name))
 
     def require_weights(self, weights: Weights) -> None:
@@ -174,7 +172,7 @@ class Ingress:
         app.include_router(anthropic_router(self), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            router = admin_router(KeyRing.load_admins(self._settings), self._bodies)
+            router = admin_router(KeyRing.load_admins(self._settings), self.bodies)
             add_weight_routes(router, self._weights)
             add_pause_routes(router, self._pause)
             app.include_router(router)
@@ -227,17 +225,17 @@ class Ingress:
         if request.method != "POST":
             yield request
             return
-        self._admission.limits.take_request(key)
+        self.admission.limits.take_request(key)
         try:
-            with self._bodies.coming(key.name, request.receive) as receive:
+            with self.bodies.coming(key.name, request.receive) as receive:
                 yield Request(request.scope, receive)
         except MrpServeError as error:
             if error.status >= 429 and not request.state.admitted:
-                self._admission.limits.give_back_request(key)
+                self.admission.limits.give_back_request(key)
             raise
 
     async def admit(self, request: Request, requests: Sequence[ReplicaRequest]) -> TokenCharge:
-        charge = self._admission.admit(request.state.api_key, requests)
+        charge = self.admission.admit(request.state.api_key, requests)
         request.state.admitted = True
         for replica_request in requests:
             if replica_request.quality:
@@ -270,7 +268,7 @@ class Ingress:
         self._registry.set("replicas_ready", list(self._problems(statuses).values()).count(None))
         # While all replicas have older weights, none answers, and a further one would not, either.
         is_behind = self._weights.newest is not None and card.weights.older_than(self._weights.newest)
-        self._admission.set_halted(self._pause.newest.halted or is_behind)
+        self.admission.set_halted(self._pause.newest.halted or is_behind)
 
     def _problems(self, statuses: Sequence[Status]) -> dict[str, str | None]:
         """Why each replica answers no request now. None for those that can."""
@@ -281,7 +279,7 @@ class Ingress:
         """The card of the service, with the presets for a request that comes now."""
         with self.draining.abortable():
             card = await self._availability.card()
-        return replace(card, quality=card.quality.at(self._load.follow(self._admission.load)))
+        return replace(card, quality=card.quality.at(self._load.follow(self.admission.load)))
 
     def count_rejected(self, error: MrpServeError) -> None:
         self._registry.add("request_rejected_total", reason=error.code)

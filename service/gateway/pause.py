@@ -15,20 +15,23 @@ from pydantic import BaseModel, Field
 
 from service.api.openapi import errors, model_docs, route_docs
 from service.errors import GenerationChangeFailed, NotReady
-from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, in_words, read_body
+from service.gateway.admin import AdminBody, CatchUp, failures_of, in_words, read_body
 from service.gateway.backend import Backend
 from service.messages.replica_status import ControlResult, PauseState, SetPause, Status
 
 
 class ServicePause:
-    """The state of the service's replicas, at one ingress. `poll` asks them, and then `observe` is called."""
+    """The state of the service's replicas, at one ingress. `poll` asks them, and then `observe` is called.
 
-    def __init__(self, backend: Backend, poll: Callable[[], Awaitable[list[Status]]]) -> None:
+    `catch_up_s`: the pause of `CatchUp`.
+    """
+
+    def __init__(self, backend: Backend, poll: Callable[[], Awaitable[list[Status]]], catch_up_s: float) -> None:
         self.newest = PauseState()
         self.poll = poll
         self._backend = backend
         self._changing = asyncio.Lock()
-        self._catch_up = CatchUp("the present pause or sleep", self._repeat)
+        self._catch_up = CatchUp("the present pause or sleep", self._repeat, catch_up_s)
 
     def observe(self, statuses: Sequence[Status]) -> None:
         """Notes the newest state. Replicas that have missed it get it, in the background."""
@@ -59,10 +62,12 @@ class ServicePause:
             if failures := failures_of(results):
                 raise GenerationChangeFailed(
                     f"{len(failures)} of {len(results)} replicas stay as they were: {in_words(failures)}",
-                    retry_after=AGAIN_S,
+                    retry_after=self._catch_up.pause_s,
                 )
             if self.newest != state:
-                raise GenerationChangeFailed("another change came first; send the request again", retry_after=AGAIN_S)
+                raise GenerationChangeFailed(
+                    "another change came first; send the request again", retry_after=self._catch_up.pause_s
+                )
             with suppress(NotReady):
                 await self.poll()  # the admission controller knows the state from now on
             return results

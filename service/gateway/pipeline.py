@@ -17,7 +17,8 @@ from service.routing.failover import Attempts, FailoverPolicy
 class RequestPipeline:
     """Answers requests that are admitted. `model`: the model's name in traces.
 
-    `in_flight`: the number of answers in progress, including those that wait for a slot.
+    `in_flight`: the number of answers in progress, including those that wait for a slot. `readers`: the clients
+    that read slowly.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class RequestPipeline:
         self._backend, self._admission, self._draining = backend, admission, draining
         self._failover = failover
         self._model = model
-        self._readers = SlowReaders()
+        self.readers = SlowReaders()
         self.in_flight = 0
 
     async def complete(self, request: ReplicaRequest, charge: TokenCharge) -> Answer:
@@ -46,7 +47,7 @@ class RequestPipeline:
         The slot is free when the replica's answer ends, or the stream is closed. After a loss, the steps of an
         unfinished block come again.
         """
-        return Relay(self._readers, request, self._items(request, charge)).items()
+        return Relay(self.readers, request, self._items(request, charge)).items()
 
     async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
         with self._counted(charge), self._draining.abortable():

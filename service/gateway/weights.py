@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from service.api.openapi import errors, model_docs, route_docs
 from service.errors import NotReady, WeightsConflict, WeightUpdateFailed
-from service.gateway.admin import AGAIN_S, AdminBody, CatchUp, failures_of, in_words, read_body
+from service.gateway.admin import AdminBody, CatchUp, failures_of, in_words, read_body
 from service.gateway.backend import Backend, serving
 from service.messages.replica_status import CheckWeights, ControlResult, ModelCard, Status, UpdateWeights
 from service.messages.wire import Weights
@@ -26,15 +26,17 @@ class ServiceWeights:
     """The weights of a service, at one ingress.
 
     `base`: the setting `model`. `poll` asks the replicas for their states, and has `observe` called with the card.
-    `newest`: None before the first update.
+    `newest`: None before the first update. `catch_up_s`: the pause of `CatchUp`.
     """
 
-    def __init__(self, backend: Backend, base: str, poll: Callable[[], Awaitable[list[Status]]]) -> None:
+    def __init__(
+        self, backend: Backend, base: str, poll: Callable[[], Awaitable[list[Status]]], catch_up_s: float
+    ) -> None:
         self.newest: Weights | None = None
         self.poll = poll
         self._backend, self._base = backend, base
         self._updating = asyncio.Lock()
-        self._catch_up = CatchUp("the newest weights", self._repeat)
+        self._catch_up = CatchUp("the newest weights", self._repeat, catch_up_s)
 
     def add(self, weights: Weights) -> None:
         if weights.version and weights.base == self._base and (self.newest is None or self.newest.older_than(weights)):
@@ -75,7 +77,7 @@ class ServiceWeights:
             raise WeightUpdateFailed(
                 f"{len(failures)} of {len(results)} replicas could not take the weights. "
                 f"They answer nothing until they have: {in_words(failures)}",
-                retry_after=AGAIN_S,
+                retry_after=self._catch_up.pause_s,
             )
         return results
 

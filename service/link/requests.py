@@ -28,6 +28,7 @@ class ReplicaLinks:
     """Sends each request over the link of the replica that `router` chooses. Without a link, requests wait for one.
 
     `update` opens the links, and must be called again and again. `on_change` gets the number of replicas with a link.
+    `links`: the open links by replica.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class ReplicaLinks:
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._router = router
+        self.router = router
         self._on_change = on_change
         self._tls = tls
         self._clock = clock
-        self._links: dict[str, Link] = {}
+        self.links: dict[str, Link] = {}
         self._not_before: dict[str, float] = {}
         self._unauthenticated: set[Address] = set()
         self._updating, self._updated = asyncio.Lock(), asyncio.Event()
@@ -77,14 +78,14 @@ class ReplicaLinks:
             raise too_late(request) from None
 
     async def _chosen(self, request: ReplicaRequest) -> str:
-        while (name := self._router.choose(request)) is None:
+        while (name := self.router.choose(request)) is None:
             await self._updated.wait()
         return name
 
     def _call(self, name: str, method: Method, request: ReplicaRequest) -> PendingCall:
-        on_end = partial(self._router.inflight.end, name)
+        on_end = partial(self.router.inflight.end, name)
         try:
-            return self._links[name].call(method, request, on_end)
+            return self.links[name].call(method, request, on_end)
         except Unsendable as error:
             on_end()
             raise InvalidRequest(
@@ -99,12 +100,12 @@ class ReplicaLinks:
         """
         async with self._updating:
             healthy = {status.replica: status.address for status in statuses if status.failure is None}
-            self._links = {name: link for name, link in self._links.items() if not link.lost}
+            self.links = {name: link for name, link in self.links.items() if not link.lost}
             self._unauthenticated.intersection_update(healthy.values())
-            await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
+            await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self.links.keys()))
             seen = [status for status in map(self._seen, statuses) if status is not None]
             linked = [status for status in seen if status.failure is None]
-            self._router.inflight.set_replicas((status.replica for status in linked), resting(linked))
+            self.router.inflight.set_replicas((status.replica for status in linked), resting(linked))
             self._on_change(len(linked))
             self._updated.set()
             self._updated = asyncio.Event()
@@ -112,11 +113,11 @@ class ReplicaLinks:
 
     def reaches(self, replica: str) -> bool:
         """Whether a replica has a link that takes requests."""
-        link = self._links.get(replica)
+        link = self.links.get(replica)
         return link is not None and link.usable
 
     def _seen(self, status: Status) -> Status | None:
-        link = self._links.get(status.replica)
+        link = self.links.get(status.replica)
         if link is not None and not link.usable and not link.lost:
             return None  # it drains
         if status.failure is not None or (link is not None and link.usable):
@@ -129,9 +130,9 @@ class ReplicaLinks:
         endpoint = f"{address.host} port {address.port}"
         try:
             async with asyncio.timeout(_OPEN_S):
-                inflight = self._router.inflight
+                inflight = self.router.inflight
                 on_close, on_load = partial(inflight.remove, name), partial(inflight.set_others, name)
-                self._links[name] = await Link.open(address, on_close, on_load, self._tls)
+                self.links[name] = await Link.open(address, on_close, on_load, self._tls)
         except AuthenticationFailed as error:
             self._unauthenticated.add(address)
             _log.error("%s is not %s: %s. Nothing was sent there; it is not used again", endpoint, name, error)

@@ -43,7 +43,10 @@ class RequestHandler(Protocol):
 
 
 class LinkServer:
-    """Listens on a free port. `start` makes it. `address`: its address and secret. `draining`: no more calls."""
+    """Listens on a free port. `start` makes it. `address`: its address and secret. `draining`: no more calls.
+
+    `connections`: the ingresses. `unproven`: connections that have not proved to be one.
+    """
 
     address: Address
     _listening: asyncio.Server
@@ -51,8 +54,8 @@ class LinkServer:
 
     def __init__(self, replica: RequestHandler) -> None:
         self._replica = replica
-        self._connections: set[_Connection] = set()
-        self._unproven: dict[_Connection, None] = {}  # the oldest first
+        self.connections: set[_Connection] = set()
+        self.unproven: dict[_Connection, None] = {}  # the oldest first
         self._logged_at, self._num_refused = -_LOG_INTERVAL_S, 0
         self.draining = False
 
@@ -71,33 +74,33 @@ class LinkServer:
 
     @property
     def calls(self) -> int:
-        return sum(len(connection.calls) for connection in self._connections)
+        return sum(len(connection.calls) for connection in self.connections)
 
     async def close(self, patience_s: float = 0.0) -> None:
         """Notifies all ingresses, and waits at most `patience_s` until every call has ended. Then ends the rest."""
         self.draining = True
         self._listening.close()
-        for connection in list(self._unproven):
+        for connection in list(self.unproven):
             connection.abort()
-        for connection in self._connections:
+        for connection in self.connections:
             connection.send(protocol.DrainNotice())
-        if calls := [task for connection in self._connections for task in connection.calls.values()]:
+        if calls := [task for connection in self.connections for task in connection.calls.values()]:
             await asyncio.wait(calls, timeout=patience_s)
         self._heartbeat.cancel()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.end()
 
     def add_unproven(self, connection: _Connection) -> None:
         """Adds a connection without a proof. The oldest makes room for it: an ingress proves itself at once."""
-        if len(self._unproven) >= _UNPROVEN:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
+        if len(self.unproven) >= _UNPROVEN:
+            oldest = next(iter(self.unproven))
+            del self.unproven[oldest]
             oldest.refuse(f"{_UNPROVEN} others came after it")
-        self._unproven[connection] = None
+        self.unproven[connection] = None
 
     def accept(self, connection: _Connection) -> None:
-        del self._unproven[connection]
-        self._connections.add(connection)
+        del self.unproven[connection]
+        self.connections.add(connection)
 
     def log_refusal(self, host: object, why: str) -> None:
         """A connection was not proven. The first of a minute is named in the log, the others are counted."""
@@ -109,13 +112,13 @@ class LinkServer:
             self._logged_at, self._num_refused = time.monotonic(), 0
 
     def remove(self, connection: _Connection) -> None:
-        self._unproven.pop(connection, None)
-        self._connections.discard(connection)
+        self.unproven.pop(connection, None)
+        self.connections.discard(connection)
 
     async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            for connection in self._connections:
+            for connection in self.connections:
                 connection.send(protocol.ReplicaAlive())
 
     async def answer(self, connection: _Connection, call: protocol.ReplicaCall) -> None:

@@ -115,6 +115,7 @@ class IngressDeployment:
         """`listens`: the ingress takes connections itself, on `host` and `port`. Otherwise Serve's proxies do."""
         leave_proxies_out()
         keep_serve_on_loopback(ray.util.get_node_ip_address())
+        from service.gateway.deps import IngressDeps
         from service.gateway.http.listener import Listener
         from service.gateway.ingress import Ingress
         from service.rayserve.ray_backend import RayBackend
@@ -128,7 +129,7 @@ class IngressDeployment:
         registry = Registry("ingress")
         links = _links(settings, registry)
         backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
-        self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
+        self._ingress = Ingress(_replica_name(), settings, backend, IngressDeps(start_tracing(settings), registry))
         self._ingress.watch()
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None

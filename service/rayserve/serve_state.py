@@ -13,7 +13,7 @@ _LONGEST = 200
 #: Ray's own error when a replica's process has ended
 _LOST = "ActorDiedError"
 #: Serve's message after 30 s in a constructor. Loading a large checkpoint takes longer, so it is no failure.
-_SLOW = re.compile(r"have taken more than \d+s to initialize")
+SLOW = re.compile(r"have taken more than \d+s to initialize")
 
 
 def is_scaled_to_zero(deployment: Any) -> bool:
@@ -56,7 +56,7 @@ def last_line(message: str) -> str:
 
     For a message without a traceback: its last line. Of Ray's long guesses only the first sentences are left.
     """
-    if _SLOW.search(message):
+    if SLOW.search(message):
         return ""
     plain = _COLOUR.sub("", message)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]

@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class Replica:
-    """Answers requests with one running engine, which ends with it. `replica`: its name in metrics."""
+    """Answers requests with one running `engine`, which ends with it. `replica`: its name in metrics."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Replica:
         settings: Settings,
         tracing: Tracing | None = None,
     ) -> None:
-        self._replica, self._engine, self._metrics, self._tracing = replica, engine, metrics, tracing
+        self._replica, self.engine, self._metrics, self._tracing = replica, engine, metrics, tracing
         info = engine.info
-        self._codec = TextCodec.load(info.path)
-        self._codec.limit_to(info.max_model_len)
-        for warning in (self._codec.template.warning, self._codec.warning(info.config.vocab_size)):
+        self.codec = TextCodec.load(info.path)
+        self.codec.limit_to(info.max_model_len)
+        for warning in (self.codec.template.warning, self.codec.warning(info.config.vocab_size)):
             if warning:
                 _log.warning("%s", warning)
-        self._eos = frozenset(self._codec.end_tokens(info.config.eos_token_ids))
-        self._scorer = PositionScorer(self._codec, info.config.mask_token_id, info.config.vocab_size)
-        self._control = ReplicaControl(replica, make_card(settings, info, self._codec), engine, settings)
+        self._eos = frozenset(self.codec.end_tokens(info.config.eos_token_ids))
+        self._scorer = PositionScorer(self.codec, info.config.mask_token_id, info.config.vocab_size)
+        self._control = ReplicaControl(replica, make_card(settings, info, self.codec), engine, settings)
         self.control = self._control.run
         self._encoders = [ThreadPoolExecutor(1, "encode") for _ in (_LONG, _HUGE)]
         self._in_flight = 0
@@ -108,20 +108,20 @@ class Replica:
         waited_s = replica_request.arrived.waited_s()
         request = self._request(replica_request, prompt, waited_s)
         if words := replica_request.bad_words:
-            token_ids = await self._run(sum(map(len, words)), lambda: self._codec.encode_bad_words(words))
+            token_ids = await self._run(sum(map(len, words)), lambda: self.codec.encode_bad_words(words))
             sampling = structs.replace(request.sampling, bad_words_token_ids=token_ids)
             request = replace(request, sampling=sampling)
-        token_texts = self._codec.token_texts() if replica_request.return_token_texts else None
+        token_texts = self.codec.token_texts() if replica_request.return_token_texts else None
         answer = AnswerBlocks(
             request=replica_request,
             prompt_tokens=len(prompt),
             waited_s=waited_s,
-            text=self._codec.stream(replica_request.stop, request.sampling.min_tokens),
+            text=self.codec.stream(replica_request.stop, request.sampling.min_tokens),
             token_texts=token_texts,
-            text_of=self._codec.name_of,
-            block_size=self._engine.info.config.block_size,
+            text_of=self.codec.name_of,
+            block_size=self.engine.info.config.block_size,
         )
-        return answer, self._engine.generate(request, replica_request.constraint, answer.note_ignored)
+        return answer, self.engine.generate(request, replica_request.constraint, answer.note_ignored)
 
     @contextmanager
     def _tracked(self, request: ReplicaRequest, timeline: Timeline, stats: Callable[[], Stats]) -> Iterator[None]:
@@ -143,7 +143,7 @@ class Replica:
         request = replace(self._request(replica_request, prompt, waited_s), max_new_tokens=0, logprobs=logprobs)
         timeline = Timeline(waited_s, len(prompt))
         with self._tracked(replica_request, timeline, Stats):
-            async with aclosing(self._engine.generate(request)) as items:
+            async with aclosing(self.engine.generate(request)) as items:
                 timeline.events.extend([event async for event in items if isinstance(event, BlockEvent)])
         event = timeline.events[-1]
         if event.finish_reason != "stop":
@@ -178,13 +178,13 @@ class Replica:
         if request.messages is not None:
             messages, tools, think = request.messages, request.tools, request.think
             length = sum(len(str(part)) for part in (*messages, *tools))
-            return await self._run(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
+            return await self._run(length, lambda: tuple(self.codec.encode_chat(messages, tools, think=think)))
         text = request.text or ""
-        return await self._run(len(text), lambda: tuple(self._codec.encode(text)))
+        return await self._run(len(text), lambda: tuple(self.codec.encode(text)))
 
     def _request(self, request: ReplicaRequest, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
         if request.token_ids is None:
-            check_text(prompt, self._engine.info.config, "prompt" if request.messages is None else "messages")
+            check_text(prompt, self.engine.info.config, "prompt" if request.messages is None else "messages")
         sent = request.resume.token_ids
         if waited_s >= request.timeout_s and not sent:
             raise too_late(request)
@@ -211,7 +211,7 @@ class Replica:
 
         PromptTooLong if the prompt of a request that may be shortened leaves no token.
         """
-        limit, longest = request.max_new_tokens, self._engine.info.max_model_len
+        limit, longest = request.max_new_tokens, self.engine.info.max_model_len
         if request.shorten:
             if len(prompt) >= longest:
                 excess = f"the prompt is too long: it has {len(prompt)} tokens, and an answer has at least one"
@@ -226,14 +226,14 @@ class Replica:
             return _failure(error, request)
 
     def status(self) -> Status:
-        return Status(self._replica, self._engine.failure, self._control.card, pause=self._control.pause)
+        return Status(self._replica, self.engine.failure, self._control.card, pause=self._control.pause)
 
     def snapshot(self) -> Snapshot:
-        families = self._metrics.families(self._engine.state(), self._control.card.weights, self._replica)
+        families = self._metrics.families(self.engine.state(), self._control.card.weights, self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
         for encoder in self._encoders:
             encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:

@@ -24,10 +24,6 @@ from service.errors import (
 )
 from service.messages.wire import Chunk, ReplicaRequest, Resume, Weights
 
-#: the pause before the second attempt; it doubles for every further attempt, up to the longest
-_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
-
 #: errors that the request itself may have caused; the number of further attempts is limited
 _LOSSES = (ReplicaLost, EngineFailed, OutOfMemory)
 #: errors of a replica that cannot take a request now
@@ -39,11 +35,16 @@ REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, 
 
 @dataclass(frozen=True, slots=True)
 class FailoverPolicy:
-    """The attempts that a request may have."""
+    """The attempts that a request may have.
+
+    `pause_s`: the pause before the second attempt. It doubles for every further attempt, up to `longest_pause_s`.
+    """
 
     max_failovers: int
     count: Callable[[MrpServeError], None] = lambda _: None  # gets every error that leads to another attempt
     newest_weights: Callable[[], Weights | None] = lambda: None  # the oldest weights that may answer; None: any
+    pause_s: float = 0.05
+    longest_pause_s: float = 1.0
 
 
 class Attempts:
@@ -76,7 +77,7 @@ class Attempts:
             raise Quarantined(
                 "the engines of two replicas stopped while they decoded this request, so it is not tried again"
             ) from error
-        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._further)
+        pause = min(self._policy.longest_pause_s, self._policy.pause_s * 2.0**self._further)
         if not self._may_follow(error) or self._original.arrived.waited_s() + pause >= self._original.timeout_s:
             raise error
         self._further += 1

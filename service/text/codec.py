@@ -133,7 +133,7 @@ class TextCodec:
 
     def _encode(self, text: str, param: str) -> list[int]:
         self._check_pieces(text, param)
-        ids = self._ids(text)
+        ids = self.tokenize(text)
         if not self._control.isdisjoint(ids):
             # A vocabulary of whole words may have a control token as a word. Its literal text is then an unknown word.
             if self._unknown is None:
@@ -141,7 +141,8 @@ class TextCodec:
             ids = [self._unknown if token in self._control else token for token in ids]
         return [self._token_of_alias.get(token, token) for token in ids]
 
-    def _ids(self, text: str) -> list[int]:
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of a text of which the length is checked."""
         # The library's `encode` holds Python's lock, for half a million tokens over a second. A batch of one does not.
         ids: list[int] = self._literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
@@ -153,7 +154,7 @@ class TextCodec:
             return
         count = 0
         for start in range(0, len(text), _PIECE):
-            count += len(self._ids(text[start : start + _PIECE])) - _CUT
+            count += len(self.tokenize(text[start : start + _PIECE])) - _CUT
             if count > 2 * most:
                 raise PromptTooLong.over(most, f"{param} has more than {most} tokens", param=param)
 

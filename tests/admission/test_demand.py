@@ -65,10 +65,10 @@ def test_arrivals_are_demand_and_decay(demand: ReplicaDemand, clock: Clock) -> N
 def test_the_slots_of_a_replica_come_from_its_card() -> None:
     """With `max_num_seqs: auto` a replica may have fewer slots than the settings allow."""
     admission = AdmissionController(Settings(), lambda: 0.0)
-    before = admission._demand.slots
+    before = admission.demand.slots
     assert before == Settings().slots
     admission.serves(replace(CARD, slots=24, replica_slots=8))  # of three replicas
-    assert admission._demand.slots == 8 < before
+    assert admission.demand.slots == 8 < before
 
 
 class TestRefusedRequests:
@@ -97,10 +97,10 @@ class TestRefusedRequests:
         admission = AdmissionController(Settings(), clock)
         admission.serves(replace(CARD, slots=1, replica_slots=1))
         asyncio.run(self.answer(admission, request(clock)))
-        before = admission._demand._decayed()
+        before = admission.demand._decayed()
         with pytest.raises(PromptTooLong):
             asyncio.run(self.answer(admission, request(clock), PromptTooLong("too long")))
-        assert before == pytest.approx(admission._demand._decayed()) == 16
+        assert before == pytest.approx(admission.demand._decayed()) == 16
 
 
 def request(clock: Clock) -> ReplicaRequest:
@@ -146,9 +146,9 @@ class TestRequestWithManyLongAnswers:
         admission = AdmissionController(Settings(num_replicas=1, max_replicas=8), clock)
         admission.serves(CARD)
         for number in range(10_000):
-            admission._demand.arrived(number)
-        admission._throughput.occupied(64, 64)
-        start = admission._throughput.moment()
+            admission.demand.arrived(number)
+        admission.throughput.occupied(64, 64)
+        start = admission.throughput.moment()
         clock.now += 10
-        admission._throughput.decoded_since(start, 1e-3)
+        admission.throughput.decoded_since(start, 1e-3)
         assert admission.replicas_wanted == 4 * 8

@@ -12,11 +12,12 @@ import pytest
 from ray.serve import autoscaling_policy
 from ray.serve.config import AutoscalingContext
 
-from service.app import _replicas
+from service.app import build
 from service.rayserve.scaling import GENERATOR, WANTED, policy
 from service.settings.settings import Settings
 from tests.admission.overload import Lengths, Service
 from tests.admission.virtual import now, run
+from tests.rayserve.built import config_of, deployments
 
 #: blocks a second of a replica's slot; blocks of a request; seconds until a new replica decodes
 PACE, BLOCKS, STARTS_S = 2.0, 16, 8.0
@@ -39,7 +40,7 @@ class Cluster:
     @classmethod
     def make(cls, **settings: Any) -> Cluster:
         args = Settings(max_num_seqs=RUNNING, max_waiting=100_000, **settings)
-        config = _replicas(args)["autoscaling_config"]
+        config = config_of(deployments(build(args))[0]).autoscaling_config
         target = config.initial_replicas or config.min_replicas
         lengths = Lengths(lambda _: BLOCKS)
         service = Service(

@@ -1,4 +1,4 @@
-"""Checks for processes of test_gpu_day.py, which import this small module."""
+"""Checks for processes of test_gpu.py, which import this small module."""
 
 import os
 from functools import partial

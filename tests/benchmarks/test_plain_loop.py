@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plain_loop import PlainLoop
 from service.model import load_checkpoint
 
 GOLDEN = sorted(path for kind in ("sdar-*", "stable-*") for path in (Path(__file__).parents[1] / "golden").glob(kind))
@@ -13,6 +12,8 @@ GOLDEN = sorted(path for kind in ("sdar-*", "stable-*") for path in (Path(__file
 
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda folder: folder.name)
 def test_the_plain_loop_gives_the_golden_tokens(folder):
+    from benchmarks.plain_loop import PlainLoop  # transformers' networks take seconds
+
     plain = PlainLoop(load_checkpoint(folder))
     cases = [
         case

@@ -73,8 +73,8 @@ def num_jobs(lossy, lossless):
 def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
     run, capsys, model, options, tmp_path, monkeypatch
 ):
-    jobs, measure = [], Calibration._measure
-    monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
+    jobs, measure = [], Calibration.measure
+    monkeypatch.setattr(Calibration, "measure", lambda self, job: jobs.append(job) or measure(self, job))
     assert run("frontier", *options(PLANS), "--output", tmp_path / "rows.json") == 0
     assert len(jobs) == num_jobs(lossy=2, lossless=1)
     head = capsys.readouterr().out.splitlines()[0]
@@ -91,20 +91,20 @@ def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
 
 
 def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeypatch):
-    measure, left = Calibration._measure, iter(range(7))
+    measure, left = Calibration.measure, iter(range(7))
 
     def interrupted(self, job):
         if next(left, None) is None:
             raise KeyboardInterrupt
         return measure(self, job)
 
-    monkeypatch.setattr(Calibration, "_measure", interrupted)
+    monkeypatch.setattr(Calibration, "measure", interrupted)
     assert run("calibrate", *options(PLANS[:2])) == 130
     assert "run the same command again to resume" in capsys.readouterr().err
     partial = model / "quality.json.partial"
     assert len(partial.read_text("utf-8").splitlines()) == 1 + 7
     jobs = []
-    monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
+    monkeypatch.setattr(Calibration, "measure", lambda self, job: jobs.append(job) or measure(self, job))
     assert run("calibrate", *options(PLANS[:2])) == 0
     assert len(jobs) == num_jobs(lossy=1, lossless=0) - 7
     assert not partial.exists()

@@ -31,7 +31,7 @@ def test_an_error_of_the_start_is_one_line(
     def fail(*_: object) -> None:
         raise error
 
-    for variables in ("ENVIRONMENT", "_PROGRAM_ENVIRONMENT"):
+    for variables in ("ENVIRONMENT", "PROGRAM_ENVIRONMENT"):
         monkeypatch.setattr(cluster, variables, {})
     monkeypatch.setattr(cluster, "leave_proxies_out", lambda: None)
     monkeypatch.setattr(preflight, "check_room", lambda _: None)

@@ -59,8 +59,7 @@ def test_a_port_where_nobody_listens_is_unhealthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
-    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("fe80::1", "[fe80::1]"), ("localhost", "localhost")],
+    ("host", "url"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("fe80::1", "[fe80::1]"), ("localhost", "localhost")]
 )
 def test_an_address_that_listens_everywhere_is_asked_on_loopback(host: str, url: str) -> None:
     assert OwnPort(host, 8000).url == f"http://{url}:8000"

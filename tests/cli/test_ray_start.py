@@ -108,7 +108,7 @@ def test_the_port_of_the_gcs_is_waited_for_in_parts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(node, "wait_for_persisted_port", wait_for_port)
     ray_start.start_ray(1)
     assert ports == [6379]
-    assert waits == [ray_start._PART_MS] * 40
+    assert waits == [ray_start.PART_MS] * 40
 
 
 def test_the_raylet_and_its_agents_know_their_ports_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_the_raylet_and_its_agents_know_their_ports_from_the_beginning(monkeypat
     monkeypatch.setattr(services, "start_ray_process", lambda *call: commands.append(call))
     ray_start.start_ray(1)
     [ports] = seen_ports
-    assert set(ports) == set(ray_start._PORTS)
+    assert set(ports) == set(ray_start.PORTS)
     assert len(set(ports.values())) == 4
     flag = f"--dashboard_agent_listen_port={ports['dashboard_agent_listen_port']}"
     assert commands == [(["name", "p", flag], "raylet"), (["gcs"], "gcs_server")]

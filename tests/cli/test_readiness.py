@@ -62,10 +62,7 @@ def test_a_start_of_a_few_seconds_needs_no_words(terminal: Terminal) -> None:
 def test_a_long_wait_is_told_once_and_again_when_more_replicas_run(terminal: Terminal) -> None:
     terminal.look(100, Generator=deployment({"STARTING": 2}), Ingress=UP)
     terminal.look(100, Generator=deployment({"RUNNING": 1, "STARTING": 1}), Ingress=UP)
-    assert terminal.lines == [
-        (10.0, "0 of 2 replicas run (2 starting)"),
-        (100.0, "1 of 2 replicas run (1 starting)"),
-    ]
+    assert terminal.lines == [(10.0, "0 of 2 replicas run (2 starting)"), (100.0, "1 of 2 replicas run (1 starting)")]
 
 
 def test_every_failure_is_told_at_once_and_once(terminal: Terminal) -> None:

@@ -22,10 +22,9 @@ def walk(grammar: GuidanceGrammar, eos: int, rng: random.Random, liked: Collecti
     while len(ids) < longest:
         forced = way.forced(())
         if not forced:
-            mask = way.mask(())
-            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-            wanted = [token for token in allowed if token in liked]
-            if eos in allowed and rng.random() < 0.3:
+            bits = np.unpackbits(way.mask(()), bitorder="little")
+            allowed, wanted = np.flatnonzero(bits), sorted(token for token in liked if bits[token])
+            if bits[eos] and rng.random() < 0.3:
                 wanted = [eos]
             forced = (int(rng.choice(wanted if wanted and rng.random() < 0.4 else allowed)),)
         assert way.allowed((), forced) == len(forced)

@@ -18,6 +18,7 @@ from service.cli import cluster as program
 from service.settings.settings import Settings
 from tests.deploy.dockerfile import read
 from tests.deploy.kubernetes import KUBERAY, ROOT, build, find, problems
+from tests.rayserve.built import deployments
 
 OVERLAYS = ("overlays/cpu-demo", "overlays/gpu", "overlays/gpu-pair")
 PLAIN = sorted(path for path in KUBERAY.rglob("*.yaml") if path.name not in {"kustomization.yaml", "rayservice.yaml"})
@@ -72,8 +73,7 @@ def test_the_serve_config_inside_is_valid_and_builds_the_application(overlay):
     assert config.http_options.host == "0.0.0.0"
     [application] = config.applications
     assert application.import_path == "service.app:build"
-    ingress = app.build(Settings(**application.args))._bound_deployment
-    names = {ingress.name, ingress.init_args[1]._bound_deployment.name}
+    names = {deployment.name for deployment in deployments(app.build(Settings(**application.args)))}
     assert {deployment.name for deployment in application.deployments} <= names
 
 
@@ -111,7 +111,7 @@ def test_a_workers_gpus_are_those_of_one_replica_and_none_is_on_the_head(overlay
     assert "nvidia.com/gpu" not in str(head["resources"])
     config = yaml.safe_load(find(build(overlay), "RayService")["spec"]["serveConfigV2"])
     settings = Settings(**config["applications"][0]["args"])
-    generator = app.build(settings)._bound_deployment.init_args[1]._bound_deployment
+    generator, _ = deployments(app.build(settings))
     assert generator.ray_actor_options["num_gpus"] == settings.tensor_parallel_size == gpus
     assert generator.ray_actor_options["num_cpus"] <= int(worker["resources"]["requests"]["cpu"])
     [group] = cluster(build(overlay))["workerGroupSpecs"]

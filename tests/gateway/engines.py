@@ -51,10 +51,7 @@ class _HookedRunner(RunnerWrapper):
     """Calls `before` and `after` around each forward of the backbone."""
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        before: Callable[[], None] | None = None,
-        after: Callable[[], None] | None = None,
+        self, runner: ModelRunner, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
     ) -> None:
         super().__init__(runner)
         self._before, self._after = before, after

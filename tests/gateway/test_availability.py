@@ -10,8 +10,10 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
+from service.admission.controller import AdmissionController
 from service.errors import ControllerAway, EngineFailed, NotReady, ScaledToZero
-from service.gateway import availability
+from service.gateway.availability import Availability
+from service.gateway.deps import IngressDeps
 from service.gateway.ingress import Ingress
 from service.messages.replica_status import PauseState, Status
 from service.messages.wire import Ending, Weights
@@ -27,12 +29,12 @@ REQUEST = body(max_new_tokens=4)
 class Service(Scripted):
     """An ingress over replicas, and a client. `slots`: of the replicas, or the error of their status."""
 
-    def __init__(self, slots: int | Exception, **settings: Any) -> None:
+    def __init__(self, slots: int | Exception, poll_s: float = 0.01, **settings: Any) -> None:
         super().__init__(Ending("length", 1, 4, STATS))
         self.slots, self.polls = slots, 0
         self.answers = asyncio.Event()
         self.answers.set()
-        self.ingress = Ingress("i0", Settings(**settings), self)
+        self.ingress = Ingress("i0", Settings(**settings), self, IngressDeps(poll_s=poll_s))
         self.http = client(self.ingress.app(answers_request_id=True))
 
     async def statuses(self) -> list[Status]:
@@ -48,19 +50,18 @@ class Service(Scripted):
     async def queued_request(self, **fields: Any) -> asyncio.Task[httpx.Response]:
         """A request, when it waits for a slot."""
         task = self.request(**fields)
-        await eventually(lambda: len(self.ingress._admission._queue) > 0)
+        await eventually(lambda: self.ingress.pipeline.in_flight > 0)
         return task
 
     async def scale_to_zero(self) -> None:
         """After an answer, so that the card is known."""
         await ask(self.http, REQUEST)
-        self.slots = ZERO_REPLICAS
-        await eventually(lambda: self.ingress._admission._slots.total == 0)
+        await self.becomes(ZERO_REPLICAS)
 
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "POLL_S", 0.01)
+    async def becomes(self, slots: int | Exception) -> None:
+        """The ingress has the answer to a poll that began since."""
+        self.slots, polls = slots, self.polls
+        await eventually(lambda: self.polls > polls + 1)
 
 
 @pytest.fixture
@@ -77,9 +78,7 @@ async def test_a_queued_request_gets_the_slot_of_a_new_replica(away):
     service = Service(0)
     async with service.http:
         task = await service.queued_request()
-        service.slots = away
-        polls = service.polls
-        await eventually(lambda: service.polls > polls + 2)
+        await service.becomes(away)
         service.slots = 1
         assert (await task).status_code == 200
 
@@ -94,26 +93,23 @@ async def test_requests_do_not_wait_for_replicas_that_hang():
         await eventually(lambda: service.polls > polls)
         async with asyncio.timeout(5):
             await ask(service.http, REQUEST)
-        service.slots = NotReady("gone", retry_after=1.0)
         service.answers.set()
-        await eventually(lambda: service.ingress._availability.failed)
+        await service.becomes(NotReady("gone", retry_after=1.0))
         assert problem(await service.request(), 503)["message"] == "gone"
         service.slots = 1
         await ask(service.http, REQUEST)
 
 
-async def test_a_service_that_is_back_refuses_nothing(monkeypatch):
+async def test_a_service_that_is_back_refuses_nothing():
     """A request asks the replicas itself, if the last poll found none."""
-    monkeypatch.setattr(availability, "POLL_S", 1000.0)
-    service = Service(NotReady("gone", retry_after=1.0))
+    service = Service(NotReady("gone", retry_after=1.0), poll_s=1000.0)
     async with service.http:
         assert (await service.request()).status_code == 503
         service.slots = 1
         await asyncio.sleep(0.2)  # the answer of a poll counts for a tenth of a second
         await ask(service.http, REQUEST)
         service.slots = NotReady("gone again", retry_after=1.0)
-        with pytest.raises(NotReady):
-            await service.ingress._availability.poll()
+        assert (await service.http.get("/health")).status_code == 503
         service.slots = 1
         await asyncio.sleep(0.2)
         await ask(service.http, REQUEST)
@@ -207,25 +203,25 @@ class TestStartedAtZero:
             await eventually(lambda: service.ingress.replicas_wanted > 0)
             service.slots = 1
             assert (await task).status_code == 200
-        assert service.ingress._availability.has_waiting is False
+        assert service.ingress.replicas_wanted == 0
 
     async def test_the_wait_has_a_limit(self):
         service = Service(ZERO_REPLICAS, request_timeout_s=0.05)
         async with service.http:
             assert "no replica started within 0.05 s" in problem(await service.request(), 503)["message"]
 
-    async def test_the_limit_holds_if_a_poll_drops_the_timeout(self, monkeypatch):
+    async def test_the_limit_holds_if_a_poll_drops_the_timeout(self):
         """`asyncio.wait_for` of Python 3.11 drops it if it comes together with an answer."""
-        service, pauses = Service(ZERO_REPLICAS, request_timeout_s=0.05), iter([10])
+        cards, pauses = Availability(Scripted(), AdmissionController(Settings()), 0.05, poll_s=0.01), iter([10])
 
         async def statuses() -> list[Status]:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(next(pauses, 0))
             raise ZERO_REPLICAS
 
-        monkeypatch.setattr(service.ingress._availability, "statuses", statuses)
+        cards.statuses = statuses  # type: ignore[assignment]
         with pytest.raises(NotReady, match="no replica started within"):
-            await asyncio.wait_for(service.ingress._availability._first(), 5)
+            await asyncio.wait_for(cards.card(), 5)
 
     async def test_an_error_ends_the_wait(self):
         service = Service(ZERO_REPLICAS)

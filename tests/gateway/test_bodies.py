@@ -29,11 +29,15 @@ WHOLE = json.dumps({"model": "golden", "prompt": "a", "max_tokens": 4}).encode()
 
 
 @pytest.fixture
-def ingress(tmp_path: Path) -> Ingress:
+def backend() -> Scripted:
+    return Scripted(Chunk(0, "x", (1,), STATS), Ending("stop", 1, 1, STATS))
+
+
+@pytest.fixture
+def ingress(backend: Scripted, tmp_path: Path) -> Ingress:
     """With keys `a` (4 requests a minute), `b` and an administrator's."""
     path = keys_file(tmp_path, a={"requests_per_minute": 4}, b={})
     settings = Settings(api_keys_file=path, admin_keys=("root",), served_model_name="golden")
-    backend = Scripted(Chunk(0, "x", (1,), STATS), Ending("stop", 1, 1, STATS))
     return Ingress("i0", settings, backend)
 
 
@@ -75,26 +79,26 @@ class TestKeys:
         senders = []
         for key in ("a", "b", "b", "b"):
             senders.append(await Sender.begin(port, key))
-            await eventually(lambda: len(ingress._bodies) == len(senders))
+            await eventually(lambda: len(ingress.bodies) == len(senders))
         last = await Sender.begin(port, "b")
         status, body = await senders[1].answer()
         assert (status, body["error"]["code"]) == (408, "slow_body")
         for sender in (senders[0], *senders[2:], last):
             sender.send(WHOLE[1:])
             assert (await sender.answer())[0] == 200
-        assert len(ingress._bodies) == ingress._bodies.size == 0
+        assert len(ingress.bodies) == ingress.bodies.size == 0
 
     async def test_a_request_counts_when_its_head_has_come(self, port, ingress):
         senders = [await Sender.begin(port, "a") for _ in range(4)]
-        await eventually(lambda: len(ingress._bodies) == 4)
+        await eventually(lambda: len(ingress.bodies) == 4)
         status, body = await (await Sender.begin(port, "a")).answer()
         assert (status, body["error"]["code"]) == (429, "rate_limited")
         for sender in senders:
             sender.send(WHOLE[1:])
             assert (await sender.answer())[0] == 200
 
-    async def test_a_request_that_the_service_refuses_does_not_count(self, port, ingress):
-        ingress._backend.down = NotReady("loading", retry_after=1.0)  # type: ignore[attr-defined]
+    async def test_a_request_that_the_service_refuses_does_not_count(self, port, backend):
+        backend.down = NotReady("loading", retry_after=1.0)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"X-Api-Key": "a"}) as http:
             for _ in range(8):
                 assert (await http.post("/v1/completions", content=WHOLE)).status_code == 503
@@ -180,7 +184,7 @@ class Feed:
 async def test_a_drain_ends_unfinished_bodies(port, ingress, path, caplog):
     caplog.set_level(logging.INFO, "service.requests")
     sender = await Sender.begin(port, "root" if "admin" in path else "b", path)
-    await eventually(lambda: len(ingress._bodies) == 1)
+    await eventually(lambda: len(ingress.bodies) == 1)
     await asyncio.sleep(0)
     assert ingress.draining.in_flight == 0
     assert ingress.draining.begin() == 0

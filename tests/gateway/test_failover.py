@@ -52,22 +52,17 @@ CHANGED = Failure(WeightsChanged("other weights"))
 Item = Chunk | Ending | Failure | BaseException | None
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "_PAUSE_S", 0.0)
-
-
 class Attempts:
     """A request to a backend with a script for every attempt. Exceptions are raised; None waits for ever."""
 
-    def __init__(self, *scripts: list[Item], max_failovers: int = 3) -> None:
+    def __init__(self, *scripts: list[Item], max_failovers: int = 3, pause_s: float = 0.0) -> None:
         self.scripts = list(scripts)
         self.requests: list[ReplicaRequest] = []
         self.errors: list[MrpServeError] = []
         #: why further attempts were made
         self.reasons: list[str] = []
         self.open = 0
-        self.policy = FailoverPolicy(max_failovers, lambda error: self.reasons.append(error.code))
+        self.policy = FailoverPolicy(max_failovers, lambda error: self.reasons.append(error.code), pause_s=pause_s)
 
     async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         self.requests.append(request)
@@ -220,12 +215,11 @@ async def test_pauses_grow_to_a_limit_and_end_at_the_deadline(monkeypatch):
         now += seconds
         pauses.append(seconds)
 
-    monkeypatch.setattr(failover, "_PAUSE_S", 0.05)
     monkeypatch.setattr(failover.asyncio, "sleep", sleep)
     monkeypatch.setattr(data, "time", SimpleNamespace(monotonic=lambda: now))
-    await Attempts(*[[STOPPING]] * 7, [ENDING]).items()
+    await Attempts(*[[STOPPING]] * 7, [ENDING], pause_s=0.05).items()
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    attempts = Attempts(*[[STOPPING]] * 99)
+    attempts = Attempts(*[[STOPPING]] * 99, pause_s=0.05)
     with pytest.raises(ReplicaStopping):
         await attempts.items(0.25)
     assert len(attempts.reasons) == 2  # 0.05 + 0.1 s are past, 0.2 more would be too late
@@ -252,10 +246,8 @@ async def test_a_client_that_leaves_ends_the_open_attempt(scripts, cancels):
     assert len(attempts.requests) == len(scripts)
 
 
-async def test_a_client_that_leaves_in_a_pause_ends_the_request(monkeypatch):
-    monkeypatch.setattr(failover, "_PAUSE_S", 10.0)
-    monkeypatch.setattr(failover, "_LONGEST_PAUSE_S", 10.0)
-    attempts = Attempts([FIRST, LOST])
+async def test_a_client_that_leaves_in_a_pause_ends_the_request():
+    attempts = Attempts([FIRST, LOST], pause_s=10.0)
     items = attempts.answer()
     await anext(items)
     await cancel_next(items)

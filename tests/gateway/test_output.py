@@ -88,7 +88,7 @@ async def test_all_unread_answers_are_bounded_and_those_that_are_read_come_whole
 async def test_a_connection_closes_when_its_answer_was_read(listener, app, unused_tcp_port, size):
     """Whatever else the client has sent. A reset would take back what is not read."""
     app.size = size
-    reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port, limit=1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
     writer.write(CLOSING + GET * 2000)
     await eventually(lambda: app.count > 0)
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")

@@ -3,10 +3,11 @@
 import json
 import typing
 from contextlib import suppress
+from functools import cache
+from itertools import product
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from anthropic.types.beta import beta_content_block_param
 from openai.types.responses import response_input_item_param
 
 from service.api.anthropic.routes import parse_messages
@@ -54,13 +55,19 @@ def literals_of(hint: Any) -> list[str]:
 
 
 ITEMS = samples(response_input_item_param.ResponseInputItemParam)
-BLOCKS = samples(beta_content_block_param.BetaContentBlockParam)
 #: items of calls -> the type of their results, if clients send it
 CALLS = {kind: f"{kind.removesuffix('_call')}_output" for kind in ITEMS if kind in {"program", "tool_search_call"}}
 CALLS |= {kind: f"{kind}_output" for kind in ITEMS if kind.endswith("_call") and kind not in CALLS}
-USES = [kind for kind in BLOCKS if kind.endswith("tool_use")]
 assert len(ITEMS) > 25
-assert len(BLOCKS) > 20
+
+
+@cache
+def blocks() -> dict[str, dict[str, Any]]:
+    from anthropic.types.beta import beta_content_block_param  # takes seconds
+
+    made = samples(beta_content_block_param.BetaContentBlockParam)
+    assert len(made) > 20
+    return made
 
 
 def messages_of(parse: Any, body: dict[str, Any]) -> tuple[list[Any], str]:
@@ -107,10 +114,15 @@ def test_an_item_that_is_no_call_leaves_the_others(kind: str) -> None:
     assert ignored == ("" if kind in {"message", "reasoning"} else f"input.{kind}")
 
 
-@pytest.mark.parametrize("kind", USES)
-@pytest.mark.parametrize("result", [kind for kind in BLOCKS if kind.endswith("tool_result")])
-def test_a_blocks_call_and_its_result(kind: str, result: str) -> None:
-    call, block = BLOCKS[kind], BLOCKS[result]
+def test_a_blocks_call_and_its_result(subtests: pytest.Subtests) -> None:
+    uses = [kind for kind in blocks() if kind.endswith("tool_use")]
+    for kind, result in product(uses, [kind for kind in blocks() if kind.endswith("tool_result")]):
+        with subtests.test(kind=kind, result=result):
+            check_blocks(kind, result)
+
+
+def check_blocks(kind: str, result: str) -> None:
+    call, block = blocks()[kind], blocks()[result]
     turns = [*user("a"), {"role": "assistant", "content": [call]}, *user([block, {"type": "text", "text": "b"}])]
     made, _ = messages_of(parse_messages, message(messages=turns))
     check_pair(made)
@@ -122,9 +134,15 @@ def test_a_blocks_call_and_its_result(kind: str, result: str) -> None:
         check_pair(made)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if not kind.endswith(("tool_use", "tool_result"))])
-def test_a_block_that_is_no_call_leaves_the_others(kind: str) -> None:
-    block = BLOCKS[kind] | {"text": "shown", "thinking": "shown", "title": "shown"}
+def test_a_block_that_is_no_call_leaves_the_others(subtests: pytest.Subtests) -> None:
+    for kind in blocks():
+        if not kind.endswith(("tool_use", "tool_result")):
+            with subtests.test(kind=kind):
+                check_other_block(kind)
+
+
+def check_other_block(kind: str) -> None:
+    block = blocks()[kind] | {"text": "shown", "thinking": "shown", "title": "shown"}
     turns = [*user("a"), {"role": "assistant", "content": [block, {"type": "text", "text": "c"}]}, *user("b")]
     made, _ = messages_of(parse_messages, message(messages=turns))
     assert [turn["role"] for turn in made] == ["user", "assistant", "user"]

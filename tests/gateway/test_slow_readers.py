@@ -50,7 +50,7 @@ class Service:
         backend = SimpleNamespace(stream=self._blocks, note_error=lambda error: None)
         self.pipeline = RequestPipeline(backend, self.admission, self.draining, FailoverPolicy(0))  # type: ignore[arg-type]
         if readers is not None:
-            self.pipeline._readers = readers
+            self.pipeline.readers = readers
 
     async def _blocks(self, replica_request: ReplicaRequest) -> AnswerStream:
         for index in range(BLOCKS):
@@ -66,7 +66,7 @@ class Service:
 
     @property
     def used_slots(self) -> int:
-        return self.admission._slots.used
+        return self.admission.slots.used
 
 
 def simulate(
@@ -77,7 +77,7 @@ def simulate(
     async def main() -> None:
         service = Service(slots, readers)
         await script(service)
-        assert service.pipeline._readers.waiting_bytes == 0
+        assert service.pipeline.readers.waiting_bytes == 0
         assert service.used_slots == 0
 
     run(main())

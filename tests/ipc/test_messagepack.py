@@ -21,15 +21,7 @@ from service.ipc import data
 from service.ipc.connections import Malformed, Unsendable
 from service.ipc.data import Arrival
 from service.ipc.messagepack import MessagePack
-from service.link.protocol import (
-    AT_INGRESS,
-    AT_REPLICA,
-    CallEnd,
-    CancelCall,
-    DrainNotice,
-    ReplicaCall,
-    ReplicaItem,
-)
+from service.link.protocol import AT_INGRESS, AT_REPLICA, CallEnd, CancelCall, DrainNotice, ReplicaCall, ReplicaItem
 from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest
 from tests.clock import Clock
 
@@ -109,8 +101,7 @@ def fields_of(error: MrpServeError) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "kinds"),
-    [(AT_REPLICA, ReplicaCall | CancelCall), (AT_INGRESS, ReplicaItem | CallEnd | DrainNotice)],
+    ("codec", "kinds"), [(AT_REPLICA, ReplicaCall | CancelCall), (AT_INGRESS, ReplicaItem | CallEnd | DrainNotice)]
 )
 def test_every_message_comes_back_equal(codec: MessagePack, kinds: Any) -> None:
     @settings(max_examples=50)

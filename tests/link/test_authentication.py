@@ -78,8 +78,7 @@ async def sends_the_proof_of_an_ingress(reader: asyncio.StreamReader, writer: as
 
 
 @pytest.mark.parametrize(
-    "server",
-    [sends_a_pickle, sends_a_wrong_proof, sends_the_nonce_back, replays, sends_the_proof_of_an_ingress],
+    "server", [sends_a_pickle, sends_a_wrong_proof, sends_the_nonce_back, replays, sends_the_proof_of_an_ingress]
 )
 async def test_a_foreign_server_is_logged_once_and_not_used(
     service: Service, caplog: pytest.LogCaptureFixture, server: ForeignServer
@@ -192,7 +191,7 @@ async def test_a_client_without_a_nonce_is_disconnected_and_starts_nothing(
             assert await is_closed(reader)
     assert service.replicas["a"].started == 0
     assert caplog.text.count("did not prove") == 1
-    assert not service.servers["a"]._unproven
+    assert not service.servers["a"].unproven
 
 
 @pytest.mark.parametrize("proof", ["of another secret", "of the replica"])
@@ -242,7 +241,7 @@ async def test_many_unproven_connections_keep_no_ingress_out(service: Service, m
     monkeypatch.setattr(link_server, "_UNPROVEN", 3)
     address = service.servers["a"].address
     connections = [await asyncio.open_connection(address.host, address.port) for _ in range(20)]
-    await eventually(lambda: len(service.servers["a"]._unproven) == 3)
+    await eventually(lambda: len(service.servers["a"].unproven) == 3)
     assert await (await service.ingress()).complete(replica_request()) == answer("a")
     assert [await is_closed(reader) for reader, _ in connections[:17]] == [True] * 17
     for _, writer in connections:

@@ -46,10 +46,10 @@ async def test_requests_are_answered_over_tls(encrypted: Service) -> None:
     ingress = await encrypted.ingress()
     assert await ingress.complete(replica_request()) == answer("a")
     assert len([item async for item in ingress.stream(replica_request()) if isinstance(item, Chunk)]) == 3
-    transport = ingress._links["a"]._transport
+    transport = ingress.links["a"]._transport
     assert transport.get_extra_info("cipher")
     assert transport.get_extra_info("peercert")
-    [connection] = encrypted.servers["a"]._connections
+    [connection] = encrypted.servers["a"].connections
     assert connection._transport.get_extra_info("peercert")  # both ends have shown a certificate
 
 
@@ -81,7 +81,7 @@ async def test_a_client_without_a_certificate_starts_nothing(encrypted: Service)
     with suppress(OSError):  # a TLS 1.3 client learns it when it first reads
         assert await reader.read() == b""
     writer.close()
-    assert not encrypted.servers["a"]._unproven
+    assert not encrypted.servers["a"].unproven
 
 
 def test_links_are_plain_where_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints that are not what config.json seems to say, and what `mrp-serve check` says of each."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from service.model.families import unknown_keys
 from service.model.files import read_config
 from service.text import TextCodec
 from tests.reference import block_causal_mask, dense_attention
+from tests.thinned import fast_rows
 from tests.tiny import EXPERTS, LLADA2, tiny_config
 
 DEMO = Path(__file__).resolve().parents[2] / "service" / "demo"
@@ -168,11 +170,7 @@ def test_check_knows_a_published_config(run_program, capsys, tmp_path, name, fac
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Stable-DiffCoder-8B as Llama", "llama"),
-        ("LLaDA2 in training", "llada2_moe_veomni"),
-    ],
+    ("name", "kind"), [("Stable-DiffCoder-8B as Llama", "llama"), ("LLaDA2 in training", "llada2_moe_veomni")]
 )
 def test_check_refuses_another_family_by_its_name(run_program, capsys, tmp_path, name, kind):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]), "utf-8")
@@ -293,7 +291,10 @@ def shifted_masks_in_blocks(backbone: Backbone, tokens: torch.Tensor) -> torch.T
 
 @pytest.mark.parametrize(
     ("config", "loss"),
-    [(CAUSAL, causal), (CAUSAL, masks_after_a_causal_text), (SHIFTED, causal), (SHIFTED, masks_after_a_causal_text)],
+    fast_rows(
+        lambda config, loss: (config is CAUSAL) == (loss is causal),
+        itertools.product((CAUSAL, SHIFTED), (causal, masks_after_a_causal_text)),
+    ),
 )
 def test_check_refuses_causal_weights_whatever_config_json_says(run_program, capsys, tmp_path, config, loss):
     folder = written(tmp_path, config, trained(loss))
@@ -318,10 +319,15 @@ def test_check_writes_no_page_size_over_the_masks_of_a_causal_model(run_program,
     assert parse_config(read_config(folder)).draft_masks == 3
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    ("config", "loss"),
-    [(BLOCK, None), (BLOCK, masks_in_blocks), (SHIFTED, None), (SHIFTED, shifted_masks_in_blocks)],
+    ("config", "loss", "tied"),
+    fast_rows(
+        lambda config, loss, tied: loss is None or tied == (config is BLOCK),
+        [
+            *itertools.product([BLOCK], [None, masks_in_blocks], [False, True]),
+            *itertools.product([SHIFTED], [None, shifted_masks_in_blocks], [False, True]),
+        ],
+    ),
 )
 def test_check_takes_block_causal_weights_and_untrained_ones(run_program, capsys, tmp_path, config, loss, tied):
     config = config | {"tie_word_embeddings": tied}

@@ -75,9 +75,7 @@ def test_norms_rotation_and_pages(
     rotation = Rotation(random(rows, length, 1, width), random(rows, length, 1, width))
     exact_norms = norms and HeadNorms(norms.q_weight.double(), norms.k_weight.double(), EPS)
     expected = layer_ops.norm_and_rotate(
-        qkv.double(),
-        Heads(*heads, exact_norms),
-        Rotation(rotation.cos.double(), rotation.sin.double()),
+        qkv.double(), Heads(*heads, exact_norms), Rotation(rotation.cos.double(), rotation.sin.double())
     )
     cache = [random(5, length, kv_heads, size) for _ in range(2)]
     before = [pages.clone() for pages in cache]

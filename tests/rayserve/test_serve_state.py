@@ -153,6 +153,6 @@ async def test_a_replica_ends_when_its_engine_has_stopped(
     monkeypatch.setattr(deployments.os, "_exit", leave)
     monkeypatch.setattr(deployments.logging, "shutdown", lambda: None)
     monkeypatch.setattr(deployments, "_GRACE_S", 0.0)
-    with caplog.at_level(logging.CRITICAL, deployments._log.name), pytest.raises(Exited, match="1"):
+    with caplog.at_level(logging.CRITICAL, "service.rayserve.deployments"), pytest.raises(Exited, match="1"):
         await deployments._exit_when_failed(generator)
     assert "ValueError: broken" in caplog.text

@@ -24,7 +24,7 @@ def begin(settings: Settings, say: Callable[[str], None]) -> None:
     from tests.service.paced import PacedGenerator
 
     app.GeneratorDeployment = PacedGenerator  # type: ignore[misc]
-    app._HANGS_S = _HANGS_S
+    app.HANGS_S = _HANGS_S
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 from service import app
 from service.rayserve.scaling import deployment_policy
 from service.settings.settings import Settings
+from tests.rayserve.built import config_of, deployments
 
 ROOT = Path(__file__).parents[2]
 CONFIG = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
@@ -36,8 +37,11 @@ def test_the_serve_config_is_valid_and_names_this_application():
     [application] = config.applications
     assert application.import_path == "service.app:build"
     settings = Settings(**application.args)
-    bound = app.build(settings)
-    assert bound._bound_deployment.name == "Ingress"
+    assert [deployment.name for deployment in deployments(app.build(settings))] == ["Generator", "Ingress"]
+
+
+def deployed(**settings):
+    return deployments(app.build(Settings(**{"device": "cpu", **settings})))
 
 
 ONE, OTHERS = "SERVE_REPLICA::mrp#Generator#a1", "SERVE_REPLICA::mrp#Ingress#a2"
@@ -73,22 +77,21 @@ def test_an_update_starts_new_replicas_first_where_there_is_room(monkeypatch, ar
     monkeypatch.setattr(app, "available_resources_per_node", lambda: free)
     names = [{"name": name, "namespace": "serve"} for name in [ONE] * running + [OTHERS]]
     monkeypatch.setattr(app, "list_named_actors", lambda all_namespaces: names)
-    ingress = app.build(Settings(**{"device": "cpu", **args}))._bound_deployment
-    generator = ingress.init_args[1]._bound_deployment
-    assert (generator._deployment_config.max_surge_percent > 0) is surge
-    assert ingress._deployment_config.max_surge_percent > 0
+    generator, ingress = deployed(**args)
+    assert (config_of(generator).max_surge_percent > 0) is surge
+    assert config_of(ingress).max_surge_percent > 0
 
 
 def test_an_update_starts_new_replicas_first_where_no_cluster_is_known():
-    generator = app.build(Settings(device="cpu"))._bound_deployment.init_args[1]._bound_deployment
-    assert generator._deployment_config.max_surge_percent > 0
+    generator, _ = deployed()
+    assert config_of(generator).max_surge_percent > 0
 
 
 @pytest.mark.parametrize("ingresses", [1, 3])
 def test_a_replica_takes_control_calls_of_every_ingress(ingresses):
     """Requests come by links, which Serve does not count."""
-    generator = app.build(Settings(device="cpu", api_server_count=ingresses))._bound_deployment.init_args[1]
-    assert generator._bound_deployment.max_ongoing_requests == 8 * ingresses
+    generator, _ = deployed(api_server_count=ingresses)
+    assert generator.max_ongoing_requests == 8 * ingresses
 
 
 @pytest.mark.parametrize(
@@ -96,28 +99,23 @@ def test_a_replica_takes_control_calls_of_every_ingress(ingresses):
     [("build", 1, False), ("build_one_machine", 1, True), ("build_one_machine", 2, False)],
 )
 def test_a_single_ingress_of_one_machine_listens_itself(build, ingresses, listens):
-    ingress = getattr(app, build)(Settings(device="cpu", api_server_count=ingresses))._bound_deployment
+    _, ingress = deployments(getattr(app, build)(Settings(device="cpu", api_server_count=ingresses)))
     assert ingress.init_args[2] is listens
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 1)])
 def test_a_replica_asks_for_a_gpu_only_where_it_uses_one(device, gpus):
-    generator = app.build(Settings(device=device))._bound_deployment.init_args[1]
-    assert generator._bound_deployment.ray_actor_options["num_gpus"] == gpus
-
-
-def deployed(**settings):
-    ingress = app.build(Settings(device="cpu", **settings))._bound_deployment
-    return ingress.init_args[1]._bound_deployment, ingress
+    generator, _ = deployed(device=device)
+    assert generator.ray_actor_options["num_gpus"] == gpus
 
 
 @pytest.mark.parametrize(("minimum", "first"), [(2, None), (0, 1)])
 def test_replicas_are_scaled_within_the_settings(minimum, first):
     generator, ingress = deployed(num_replicas=minimum, max_replicas=5, api_server_count=2, max_num_seqs=8)
-    scaling = generator._deployment_config.autoscaling_config
+    scaling = config_of(generator).autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (minimum, 5, first)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (5, 300)
-    fixed = ingress._deployment_config.autoscaling_config
+    fixed = config_of(ingress).autoscaling_config
     assert (fixed.min_replicas, fixed.max_replicas) == (2, 2)
     for config in (scaling, fixed):
         assert config.policy.get_policy() is deployment_policy

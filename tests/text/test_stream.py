@@ -39,7 +39,7 @@ def demo() -> TextCodec:
 
 
 CODECS = {"trained": trained(), "words": words(), "demo": demo()}
-LAST = {name: codec._special.get_vocab_size() - 1 for name, codec in CODECS.items()}
+LAST = {name: codec.vocab_size - 1 for name, codec in CODECS.items()}
 
 texts = st.one_of(st.text(LETTERS, max_size=40), st.text(max_size=40))
 cuts = st.lists(st.integers(0, 9), max_size=12)

@@ -55,7 +55,7 @@ def test_the_likelihood_is_the_product_of_the_steps(engine, mode, temperature):
     answers = answers_of(engine, prompts, mode, temperature)
     rollouts = rollouts_of(prompts, answers, [0.0] * 4, 1)
     expected = {id(rollout): answer["likelihood"] for rollout, answer in zip(rollouts, answers, strict=True)}
-    groups = list(learner._batches(rollouts))
+    groups = list(learner.batches(rollouts))
     assert sum(len(group) for _, _, group in groups) == 4
     for batch, ranks, group in groups:
         with torch.no_grad():
@@ -98,15 +98,13 @@ def test_an_update_makes_rewarded_answers_likelier(engine, tmp_path):
 
     @torch.no_grad()
     def rewarded():
-        groups = learner._batches([rollout for rollout in rollouts if rollout.advantage > 0])
+        groups = learner.batches([rollout for rollout in rollouts if rollout.advantage > 0])
         return sum(float(log_likelihoods(learner.backbone, batch, ranks, 1.0).sum()) for batch, ranks, _ in groups)
 
-    before, module = rewarded(), [weight.clone() for weight in learner._mrp.parameters()]
+    before, module = rewarded(), [weight.clone() for weight in learner.mrp.parameters()]
     for _ in range(3):
         learner.learn(rollouts, 1.0)
     assert rewarded() > before + 0.1
-    assert any(not torch.equal(*pair) for pair in zip(module, learner._mrp.parameters(), strict=True)), (
-        "MRP learns, too"
-    )
+    assert any(not torch.equal(*pair) for pair in zip(module, learner.mrp.parameters(), strict=True)), "MRP learns, too"
     learner.save(tmp_path)
     assert load_checkpoint(tmp_path).mrp is not None

@@ -1,7 +1,7 @@
 """A virtual CUDA device: tensors that say `cuda:0` and hold CPU memory, and a dispatch mode that plays the device.
 
-The mode checks and counts what CUDA would do; README.md lists it. `cuda.py` replaces `torch.cuda` by functions of this
-module. The mode knows torch's operations only, nothing of the engine.
+The mode checks and counts what CUDA would do; README.md lists it. `torch_cuda.py` replaces `torch.cuda` by functions of
+this module. The mode knows torch's operations only, nothing of the engine.
 """
 
 from __future__ import annotations

@@ -86,13 +86,13 @@ class Calibration:
             self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
         for job in self._greedy():
             if job not in notebook.records:
-                notebook.add(self._measure(job))
+                notebook.add(self.measure(job))
             yield job
         margin = Margins().fast  # of plans that lose more at temperature 0, no preset allows any, so they end here
         allowed = {row.plan.name for row in self.rows(notebook, "wall") if row.difference >= -margin}
         for job in self._sampled():
             if job not in notebook.records and job.plan in allowed:
-                notebook.add(self._measure(job))
+                notebook.add(self.measure(job))
             yield job
 
     def _greedy(self) -> Iterator[PlanChunk]:
@@ -116,7 +116,7 @@ class Calibration:
         static, *further = self._plans
         return [static, *(name for name in further if not is_lossless(self._plans[name]))]
 
-    def _measure(self, job: PlanChunk) -> ChunkRecord:
+    def measure(self, job: PlanChunk) -> ChunkRecord:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
         plan, tokens = self._plans[job.plan], self._scope.max_new_tokens
         requests = [self._request(plan, index, tokens, SamplingParams(job.temperature, seed=index)) for index in chunk]

@@ -1,6 +1,7 @@
-"""Anthropic's own Python client, unmodified, against the application."""
+"""Anthropic's own Python client, unmodified, against the application. Its import takes seconds."""
 
 from collections.abc import AsyncIterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -8,17 +9,24 @@ from starlette.types import ASGIApp
 
 from tests.gateway.helpers import application
 
-anthropic = pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")
-httpx2 = pytest.importorskip("httpx2")
-
 MESSAGES: Any = [{"role": "user", "content": "w5 w6 w7"}]
 
 
 @pytest.fixture
-async def client(app: ASGIApp) -> AsyncIterator[Any]:
+def anthropic() -> ModuleType:
+    return pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")
+
+
+def client_of(anthropic: ModuleType, app: ASGIApp) -> Any:
+    import httpx2
+
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    made = anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http)
-    async with made as client:
+    return anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http)
+
+
+@pytest.fixture
+async def client(anthropic: ModuleType, app: ASGIApp) -> AsyncIterator[Any]:
+    async with client_of(anthropic, app) as client:
         yield client
 
 
@@ -45,7 +53,7 @@ async def test_whole_and_streamed(client):
     assert beta.content[0].text == whole.content[0].text
 
 
-async def test_errors_are_the_clients_own(client):
+async def test_errors_are_the_clients_own(anthropic, client):
     fields: Any = {"max_tokens": 8, "messages": MESSAGES}
     with pytest.raises(anthropic.BadRequestError) as caught:
         await client.messages.create(model="golden", **fields, extra_body={"temperature": 2})
@@ -55,16 +63,13 @@ async def test_errors_are_the_clients_own(client):
         await client.messages.create(model="claude-opus-4", **fields)
 
 
-async def test_a_loop_with_a_tool_that_adds(chatting):
+async def test_a_loop_with_a_tool_that_adds(anthropic, chatting):
     """Asked, called, answered, asked again: with the client's own blocks and its stream helper."""
-    app = application(chatting)
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
     tools: Any = [{"name": "add", "description": "Adds 1.", "input_schema": schema | {"additionalProperties": False}}]
     fields: Any = {"model": "golden", "max_tokens": 120, "tools": tools, "extra_body": {"mode": "static", "seed": 2}}
     turns: Any = [{"role": "user", "content": "add"}]
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    made = anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http)
-    async with made as client:
+    async with client_of(anthropic, application(chatting)) as client:
         choice = {"type": "tool", "name": "add"}
         whole = await client.messages.create(**fields, tool_choice=choice, messages=turns)
         async with client.messages.stream(**fields, tool_choice=choice, messages=turns) as stream:

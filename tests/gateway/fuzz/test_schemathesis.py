@@ -10,10 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
-from schemathesis.checks import load_all_checks
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import events, from_schema
 
 ANSWERED = ("2xx", "3xx", "4xx")
 #: 504: the cases may send a time limit too short for anything
@@ -97,6 +93,11 @@ def _fill(part: Any, model: dict[str, Any]) -> None:
 
 def violations(url: str, max_examples: int, phases: tuple[str, ...]) -> tuple[Counter[str], list[str]]:
     """Cases by route and status, and what was wrong."""
+    import schemathesis  # takes seconds, in this worker only
+    from schemathesis.checks import load_all_checks
+    from schemathesis.config import SchemathesisConfig
+    from schemathesis.engine import events, from_schema
+
     load_all_checks()
     names = ("examples", "coverage", "fuzzing", "stateful")
     config = SchemathesisConfig.from_dict(
@@ -122,7 +123,7 @@ def violations(url: str, max_examples: int, phases: tuple[str, ...]) -> tuple[Co
     return cases, faults
 
 
-def _add_faults(event: events.ScenarioFinished, cases: Counter[str], faults: list[str]) -> None:
+def _add_faults(event: Any, cases: Counter[str], faults: list[str]) -> None:
     for case, interaction in event.recorder.interactions.items():
         if interaction.response is None:
             faults.append(f"no answer: {_request_of(interaction)}")

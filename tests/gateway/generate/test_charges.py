@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from service.admission.controller import AdmissionController
 from service.errors import (
     ConstraintFailed,
     DeadlineExceeded,
@@ -20,7 +18,7 @@ from service.errors import (
     ReplicaLost,
     ReplicaStopping,
 )
-from service.gateway import ingress as ingress_module
+from service.gateway.deps import IngressDeps
 from service.gateway.ingress import Ingress
 from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
 from service.settings.settings import Settings
@@ -55,22 +53,21 @@ class MeteredService:
 
     def __init__(self, backend: Scripted, folder: Path) -> None:
         path = keys_file(folder, secret={"tokens_per_minute": MOST})
-        self.ingress = Ingress("i0", Settings(api_keys_file=path, max_failovers=0), backend)
+        self.ingress = Ingress("i0", Settings(api_keys_file=path, max_failovers=0), backend, IngressDeps(clock=Clock()))
         self.app = self.ingress.app(answers_request_id=True)
         self.http = client(self.app, **KEY)
 
     @property
     def charged(self) -> float:
-        return MOST - self.ingress._admission.limits._buckets["secret", "tokens"].left
+        return MOST - self.ingress.admission.limits._buckets["secret", "tokens"].left
 
 
 Meter = Callable[[Scripted], MeteredService]
 
 
 @pytest.fixture
-def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Meter:
+def meter(tmp_path: Path) -> Meter:
     """meter(backend) -> its service. The bucket of the key never refills."""
-    monkeypatch.setattr(ingress_module, "AdmissionController", partial(AdmissionController, clock=Clock()))
     return lambda backend: MeteredService(backend, tmp_path)
 
 

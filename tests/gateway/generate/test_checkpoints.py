@@ -212,7 +212,7 @@ class TestBytes:
             stop = answer["text"][20:24]
             stopped = await ask(http, request | {"stop": stop})
             assert essence(await streamed(http, request | {"stop": stop})) == essence(stopped)
-        assert answer["text"] == bytewise._codec.decode(answer["token_ids"])
+        assert answer["text"] == bytewise.codec.decode(answer["token_ids"])
         assert any(ord(letter) > 127 for letter in answer["text"])
         assert stopped["text"] == answer["text"][: answer["text"].index(stop)]
         for piece, following in pairwise(pieces):

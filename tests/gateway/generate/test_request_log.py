@@ -270,7 +270,7 @@ class TestSecrets:
         def encode(text: str) -> list[int]:
             raise ValueError(f"cannot encode {text!r}")
 
-        monkeypatch.setattr(generator._codec, "encode", encode)
+        monkeypatch.setattr(generator.codec, "encode", encode)
         async with over(generator) as http:
             response = await http.post(
                 GENERATE, json={"prompt": MARK, "stream": stream}, headers={"X-Request-Id": "r1"}

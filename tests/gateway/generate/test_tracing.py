@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from service.errors import SettingsError
+from service.gateway.deps import IngressDeps
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint
 from service.settings.settings import Settings
@@ -35,7 +36,7 @@ class Service:
     def __init__(self, settings: Settings, checkpoint: Checkpoint, exporter: SpanExporter) -> None:
         self.tracings = Tracing(exporter), Tracing(exporter)
         self.generator = local_generator("r0", checkpoint, settings, self.tracings[1])
-        ingress = Ingress("i0", settings, LocalBackend(self.generator), self.tracings[0])
+        ingress = Ingress("i0", settings, LocalBackend(self.generator), IngressDeps(self.tracings[0]))
         self.app = ingress.app(answers_request_id=True)
 
     def flush(self) -> None:
@@ -239,7 +240,8 @@ async def test_spans_reach_a_collector(settings, collector, monkeypatch):
     there = settings.model_copy(update={"otlp_endpoint": f"http://127.0.0.1:{collector.server_port}/"})
     generator, tracing = load_replica("r0", there), start_tracing(there)
     assert tracing
-    async with client(Ingress("i0", there, LocalBackend(generator), tracing).app(answers_request_id=True)) as http:
+    ingress = Ingress("i0", there, LocalBackend(generator), IngressDeps(tracing))
+    async with client(ingress.app(answers_request_id=True)) as http:
         await ask(http, body())
     generator.close()
     tracing.close()

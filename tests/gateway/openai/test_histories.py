@@ -13,6 +13,7 @@ from tests.gateway.apis import APIS, CHAT, COMPLETIONS, COUNT, GENERATE, MESSAGE
 from tests.gateway.chatting import tokenizer
 from tests.gateway.helpers import over
 from tests.gateway.local import LinkedBackend
+from tests.thinned import fast_only
 
 LIMITS = {api.path: api.limit for api in APIS}
 ANY: dict[str, Any] = {"type": "object"}
@@ -67,7 +68,7 @@ TOOLS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", fast_only({0, 1}.__contains__, range(12)))
 @pytest.mark.parametrize("path", [GENERATE, CHAT, RESPONSES, MESSAGES])
 async def test_an_answer_can_be_sent_back(http, path, seed):
     """Texts at a high temperature, and calls whose arguments have long numbers, deep lists or halves of characters."""

@@ -7,19 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from service.gateway import admin
-from service.routing import failover
 from tests.gateway.weights.replicas import Replicas, fresh_answer
 from tests.other_weights import FIRST, other_weights
 
 MakeReplicas = Callable[..., Replicas]
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(failover, "_LONGEST_PAUSE_S", 0.01)
-    monkeypatch.setattr(admin, "AGAIN_S", 0.01)
 
 
 @pytest.fixture(scope="package")

@@ -11,6 +11,7 @@ import httpx
 from service.decode.modes import Static
 from service.engine import Engine, EngineDeps, GenerationRequest
 from service.errors import MrpServeError, ReplicaLost
+from service.gateway.deps import IngressDeps
 from service.gateway.ingress import Ingress
 from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
@@ -27,6 +28,7 @@ from tests.replicas import local_generator
 ADMIN = {"Authorization": "Bearer boss"}
 WEIGHTS = "/admin/weights"
 TOKENS = 16
+SHORT = IngressDeps(catch_up_s=0.01, failover_s=0.001, longest_failover_s=0.01)
 REQUEST = body(max_new_tokens=TOKENS, ignore_eos=True)
 
 
@@ -56,7 +58,7 @@ class Replicas:
         self.replicas[number] = self._start(number)
 
     def ingress(self) -> httpx.AsyncClient:
-        self.ingresses.append(Ingress(f"i{len(self.ingresses)}", self.settings, self))
+        self.ingresses.append(Ingress(f"i{len(self.ingresses)}", self.settings, self, SHORT))
         return client(self.ingresses[-1].app(answers_request_id=True))
 
     def close(self) -> None:

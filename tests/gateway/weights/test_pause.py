@@ -45,7 +45,7 @@ def send(http: httpx.AsyncClient, count: int = 4) -> list[asyncio.Task[dict[str,
 
 
 def num_waiting(service: Replicas) -> int:
-    return sum(replica._engine.state().num_waiting for replica in service.replicas)
+    return sum(replica.engine.state().num_waiting for replica in service.replicas)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_a_restarted_replica_gets_the_state_from_another_ingress(service, 
 
 async def test_a_replica_without_memory_sleeps_on_and_tries_again(steady, steady_http, answers, monkeypatch):
     await post(steady_http, "sleep")
-    engine = steady.replicas[1]._engine._core.engine  # type: ignore[attr-defined]
+    engine = steady.replicas[1].engine.core.engine  # type: ignore[attr-defined]
 
     def no_memory() -> None:
         raise OutOfMemory("the device has no memory for the KV cache")
@@ -159,15 +159,15 @@ async def test_halted_replicas_neither_scale_nor_count_as_slow(steady, steady_ht
     await ask(steady_http, REQUEST)
     await post(steady_http, "pause")
     during = send(steady_http, 40)
-    slots = ingress._admission._slots
+    slots, throughput = ingress.admission.slots, ingress.admission.throughput
     await eventually(lambda: slots.used >= slots.total > 0)
     assert ingress.replicas_wanted == 2
-    full = ingress._admission._throughput.moment().full
+    full = throughput.moment().full
     await asyncio.sleep(0.05)
-    assert ingress._admission._throughput.moment().full == full
+    assert throughput.moment().full == full
     await post(steady_http, "continue")
     await asyncio.gather(*during)
-    assert ingress._admission._throughput.moment().full > full
+    assert throughput.moment().full > full
 
 
 async def test_the_routes_need_the_admin_key_and_known_fields(steady_http):

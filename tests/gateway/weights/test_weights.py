@@ -271,7 +271,7 @@ class GatedService:
 
     @property
     def thread(self) -> EngineThread:
-        return self.replica._engine._engine  # type: ignore[attr-defined,no-any-return]
+        return self.replica.engine.thread  # type: ignore[attr-defined,no-any-return]
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ async def test_requests_before_an_update_finish_and_later_ones_get_the_new_weigh
     await eventually(lambda: gated.replica.snapshot().in_flight == 3)
     change = gated.send(WEIGHTS, {"model": str(other)})
     gated.gate.let(1)  # a step of the engine, which empties its inbox
-    await eventually(lambda: gated.thread._inbox.task is not None or gated.thread._task is not None)
+    await eventually(lambda: gated.thread.has_task)
     after = [gated.send(GENERATE, REQUEST) for _ in range(3)]
     await eventually(lambda: gated.replica.snapshot().in_flight == 6)
     assert not change.done()
@@ -304,7 +304,7 @@ async def test_an_aborting_update_restarts_whole_answers_and_ends_streams(gated,
     gated.gate.let(forwards)
     await gated.gate.holds(forwards + 1)
     change = gated.send(WEIGHTS, {"model": str(other), "mode": "abort"})
-    await eventually(lambda: gated.thread._inbox.task is not None)
+    await eventually(lambda: gated.thread.has_task)
     gated.gate.release()
     assert (await whole).json()["token_ids"] == answers[other]
     events = (await stream).text.strip().split("\n\n")

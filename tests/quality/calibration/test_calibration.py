@@ -31,12 +31,16 @@ def first(engine):
 
 
 @pytest.fixture(scope="module")
-def calibration(engine, first):
+def tasks(first):
     """An answer is right if it begins with static's first token, so that other plans are wrong now and then."""
-    tasks = [
+    return [
         PromptTask((number, 7, 9), lambda answer, number=number, token=token: number != 3 and answer[0] == token)
         for number, token in first.items()
     ]
+
+
+@pytest.fixture(scope="module")
+def calibration(engine, tasks):
     return Calibration(engine, tasks, PLANS, SCOPE)
 
 
@@ -83,9 +87,9 @@ def test_rows_have_the_counts_of_their_records(greedy_rows):
 
 
 @pytest.fixture(scope="module")
-def measured(calibration):
+def measured(engine, tasks):
     """The rows and the notebook of a run with temperatures above 0."""
-    warm = Calibration(calibration._engine, calibration._tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
+    warm = Calibration(engine, tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
     notebook = Notebook(None, {})
     assert list(warm.run(notebook)) == warm.jobs
     return warm.rows(notebook, "cpu"), notebook
