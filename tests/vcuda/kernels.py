@@ -145,8 +145,10 @@ def place_states(grid, tokens, table, lines, final, targets, mask_token, *, L, *
                 final[row], targets[row] = 0, -1
 
 
-def locate_positions(grid, states, table, positions, param_table, mask_token, *, L, DRAFTS, SHIFT, **_):
-    for index, (row, number, low, high, start, line) in enumerate(table.tolist()):
+def locate_positions(grid, states, row_table, table, positions, param_table, mask_token, *, L, DRAFTS, SHIFT, **_):
+    rows = row_table.tolist()
+    for index, (row, number) in enumerate(table.tolist()):
+        low, high, start, line = *rows[row][4:7], rows[row][14]
         masked = (states[line] == mask_token).nonzero()[:, 0].tolist()
         if 0 <= number < len(masked):
             at = row * L + masked[number] - SHIFT
@@ -177,7 +179,7 @@ def begin_replay(grid, states, params, param_table, mask_token, *, L, **_):
 
 def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, *, L, REPLAY, **_):
     for row, (number, limit, *words) in enumerate(params[: grid[0]].tolist()):
-        line, first, read = words[12:15]
+        line, (first, read) = words[12], words[:2]
         state = states[row] if REPLAY else table[line]
         masked = (state == mask_token).nonzero()[:, 0]
         if not REPLAY:

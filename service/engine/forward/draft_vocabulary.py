@@ -21,7 +21,7 @@ from service.engine.forward.logits_sampler import (
     rule_logits,
     sample,
 )
-from service.engine.forward.row_states import StateTable
+from service.engine.forward.row_states import PlannedStates
 from service.engine.forward.rows import Candidates, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model.transfer import PackedTables
@@ -105,24 +105,24 @@ class DraftVocabulary:
         return fill
 
     def plan_sample(
-        self, batch: SamplingBatch, tables: PackedTables, head: Tensor, states: StateTable | None
+        self, batch: SamplingBatch, tables: PackedTables, head: Tensor, states: PlannedStates | None, *, kernels: bool
     ) -> SamplePart:
-        """Plans the choice of tokens from present candidates, by Triton with `states`. `head`: `[V, H]`."""
+        """Plans the choice of tokens from present candidates. `head`: `[V, H]`; `kernels`: whether by Triton."""
         slots, unknown = self.slots[batch.row, batch.position], batch.unknown
         if slots.min(initial=0, where=~unknown) < 0:
             raise AssertionError("a position is to be drafted whose candidates were not computed")
         earlier, locate = self.joined, None
-        in_operations = states is None or batch.metadata.masks or bool(batch.metadata.filtered[batch.row].any())
-        if states is not None:
+        in_operations = not kernels or batch.metadata.masks or bool(batch.metadata.filtered[batch.row].any())
+        if kernels:
             params = tables.add(_params(batch, slots))
-            locate = states.plan_locate(batch, self.slots, params, tables)
+            locate = None if states is None else states.plan_locate(batch, self.slots, params, tables)
             noisy = tables.add(np.flatnonzero(batch.random)) if in_operations else params
         else:
             positions, indices = tables.add(batch.flat), tables.add(slots)
 
         def by_operations(flat: Tensor) -> Tensor:
             keys = None
-            if states is not None:
+            if kernels:
                 if locate is not None:
                     locate()
                 keys, slots = noise_keys_of(params.tensor, noisy.tensor), params.tensor[:, 4].long()

@@ -34,7 +34,7 @@ MAX_FORWARDS, MAX_POSITIONS = 8, 256
 
 
 class ReplayTables(NamedTuple):
-    """The tables of R rows on the host. `params` int32 `[R, 18]`: see `row_params`.
+    """The tables of R rows on the host. `params` int32 `[R, 16]`: see `row_params`.
 
     `slots` `[R, L]`: the index of a position's candidates in `candidates`, 0 where it has none. None without drafts.
     """

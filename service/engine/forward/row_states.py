@@ -72,60 +72,15 @@ class StateTable:
             tokens, self.tokens, lines, *pages.final_rows, self._mask, **_sizes(tokens)
         )
 
-    def plan_locate(
-        self, batch: SamplingBatch, positions: SentTable | NDArray[np.int64], params: SentTable, tables: PackedTables
-    ) -> Callable[[], None] | None:
-        """Plans the search for the masked positions of rows whose state only the device knows. None if there are none.
-
-        `positions`, `params`: the tables of the positions, which the result corrects. For draft candidates their slots
-        `[R, L]` come instead of a table: `params` has the positions and their slots.
-        """
-        unknown, metadata = batch.unknown, batch.metadata
-        if not unknown.any():
+    def plan(self, batch: SamplingBatch, tables: PackedTables) -> PlannedStates | None:
+        """Plans a forward whose rows read or keep states here. None if no row does."""
+        rows = batch.metadata.rows
+        if not any(row.line for row in rows):
             return None
-        masked = np.array([row.state.tokens for row in metadata.rows]) == MASKED
-        before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, metadata.length - 1)]
-        table = np.empty((len(batch), 6), np.int32)
-        table[:, 0], table[:, 1] = batch.row, np.where(unknown, before, -1)
-        table[:, 2:4] = metadata.seed[batch.row].view(np.int32).reshape(-1, 2)
-        table[:, 4] = metadata.start[batch.row]
-        table[:, 5] = np.array([row.line for row in metadata.rows])[batch.row]
-        sent, drafts = tables.add(table), isinstance(positions, np.ndarray)
-        at = tables.add(positions.astype(np.int32)) if isinstance(positions, np.ndarray) else positions
-
-        def locate() -> None:
-            from service.engine.forward import state_kernels
-
-            state_kernels.locate_positions[len(batch),](
-                self.tokens, sent.tensor, at.tensor, params.tensor, self._mask,
-                DRAFTS=drafts, SHIFT=metadata.shift, **_sizes(self.tokens),
-            )  # fmt: skip
-
-        return locate
-
-    def plan_reveal(
-        self, batch: SamplingBatch, indices: NDArray[np.int64], tables: PackedTables
-    ) -> Callable[[Tensor], None]:
-        """Plans the reveal of each row's picks. -> a function of the values `[M, 4]`, which are as of `SampleLogits`.
-
-        `indices` `[M]`: the index in the batch of each row of the values.
-        """
-        order = np.empty(len(batch), np.int32)
-        order[indices] = np.arange(len(batch))
-        read = np.bincount(batch.row[batch.chosen], minlength=len(batch.metadata.rows))
-        params = row_params(batch.metadata, [row.rule is not None for row in batch.metadata.rows])
-        params[:, 15], params[:, 16] = read.cumsum() - read, read
-        sent_order, sent = tables.add(order), tables.add(params)
-
-        def reveal(values: Tensor) -> None:
-            from service.engine.forward import state_kernels
-
-            state_kernels.reveal_picks[len(params),](
-                self.tokens, self.tokens, values, sent_order.tensor, sent.tensor, values, self._mask,
-                REPLAY=False, **_sizes(self.tokens),
-            )  # fmt: skip
-
-        return reveal
+        params = row_params(batch.metadata, [row.rule is not None for row in rows])
+        read = np.bincount(batch.row[batch.chosen], minlength=len(rows))
+        params[:, 2], params[:, 3] = read.cumsum() - read, read
+        return PlannedStates(self.tokens, self._mask, batch, tables.add(params))
 
     def begin_replay(self, states: Tensor, params: Tensor, positions: Tensor) -> None:
         """The sampler's parameters of all positions of a replay. As of `state_kernels.begin_replay`."""
@@ -142,14 +97,66 @@ class StateTable:
         )
 
 
+class PlannedStates:
+    """The states that a forward's rows read or keep. `params`: the rows' table, `[R, 16]`, as of `row_params`."""
+
+    def __init__(self, states: Tensor, mask_token_id: int, batch: SamplingBatch, params: SentTable) -> None:
+        self._states, self._mask, self._batch, self._params = states, mask_token_id, batch, params
+
+    def plan_locate(
+        self, batch: SamplingBatch, positions: SentTable | NDArray[np.int64], params: SentTable, tables: PackedTables
+    ) -> Callable[[], None] | None:
+        """Plans the search for the masked positions of rows whose state only the device knows. None if there are none.
+
+        `batch`: some of the forward's positions. `positions`, `params`: their tables, which the result corrects. For
+        draft candidates their slots `[R, L]` come instead of a table: `params` has the positions and their slots.
+        """
+        unknown, metadata = batch.unknown, batch.metadata
+        if not unknown.any():
+            return None
+        masked = np.array([row.state.tokens for row in metadata.rows]) == MASKED
+        before = (masked.cumsum(1) - masked)[batch.row, np.minimum(batch.position, metadata.length - 1)]
+        sent = tables.add(np.column_stack([batch.row, np.where(unknown, before, -1)]).astype(np.int32))
+        drafts = isinstance(positions, np.ndarray)
+        at = tables.add(positions.astype(np.int32)) if isinstance(positions, np.ndarray) else positions
+
+        def locate() -> None:
+            from service.engine.forward import state_kernels
+
+            state_kernels.locate_positions[len(batch),](
+                self._states, self._params.tensor, sent.tensor, at.tensor, params.tensor, self._mask,
+                DRAFTS=drafts, SHIFT=metadata.shift, **_sizes(self._states),
+            )  # fmt: skip
+
+        return locate
+
+    def plan_reveal(self, indices: NDArray[np.int64], tables: PackedTables) -> Callable[[Tensor], None]:
+        """Plans the reveal of each row's picks. -> a function of the values `[M, 4]`, which are as of `SampleLogits`.
+
+        `indices` `[M]`: the index in the batch of each row of the values.
+        """
+        order = np.empty(len(self._batch), np.int32)
+        order[indices] = np.arange(len(self._batch))
+        sent, states, params = tables.add(order), self._states, self._params
+
+        def reveal(values: Tensor) -> None:
+            from service.engine.forward import state_kernels
+
+            state_kernels.reveal_picks[len(params.host),](
+                states, states, values, sent.tensor, params.tensor, values, self._mask, REPLAY=False, **_sizes(states)
+            )
+
+        return reveal
+
+
 def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: bool = False) -> NDArray[np.int32]:
-    """The words of rows, int32 `[R, 18]`, as of `state_kernels.reveal_picks`. `counts`: the forwards that reveal.
+    """The words of rows, int32 `[R, 16]`, as of `state_kernels.reveal_picks`. `counts`: the forwards that reveal.
 
     `any_token`: whether also `Row.unsampled` may be chosen, as draft candidates may.
     """
     from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 
-    params = np.zeros((len(counts), 18), np.int32)
+    params = np.zeros((len(counts), 16), np.int32)
     params[:, 1], params[:, 2] = counts, metadata.temperature.view(np.int32)
     params[:, 3] = NOISY * metadata.random
     if not any_token:
@@ -159,7 +166,7 @@ def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: 
     rules = {row.rule for row in metadata.rows}
     words = [rule_words(row.rule) for row in metadata.rows] if len(rules) > 1 else rule_words(rules.pop())
     params[:, 7:12], params[:, 12:14] = words, np.ones(1).view(np.int32)
-    params[:, 14] = [0 if row.rule is None else row.line for row in metadata.rows]
+    params[:, 14] = [row.line for row in metadata.rows]
     return params
 
 

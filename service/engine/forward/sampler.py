@@ -25,7 +25,7 @@ from service.engine.forward.logit_adjustments import adjust_logits
 from service.engine.forward.logits_sampler import LogitsSampler, apply_grammar_masks, plan_division, plan_exclusion
 from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.pending import Pending, done
-from service.engine.forward.row_states import StateTable
+from service.engine.forward.row_states import PlannedStates, StateTable
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.engine.request import LogprobsRequest
@@ -67,18 +67,20 @@ class Sampler:
         drafts = DraftVocabulary.for_rows(rows, length, self._num_candidates, self._mask)
         collector = LogprobsCollector(batch, self._mask)
         is_short = np.zeros(len(batch), np.bool_) if drafts is None else drafts.present[batch.row]
+        kernels, states = self._logits_sampler.keeps_logits, None
+        if kernels and len(batch):
+            states = self._states.plan(batch, tables)
         full_groups = self._groups(batch, np.flatnonzero(~is_short))
-        parts = [_Part(at, self._full(of, tables, drafts, collector)) for at, of in full_groups]
+        parts = [_Part(at, self._full(of, tables, drafts, collector, states)) for at, of in full_groups]
         if drafts is not None:
-            head, kernels = self._backbone.head, self._logits_sampler.keeps_logits
+            head = self._backbone.head
             for at, of in self._groups(batch, np.flatnonzero(is_short)):
-                parts.append(_Part(at, drafts.plan_sample(of, tables, head, self._states if kernels else None)))
+                parts.append(_Part(at, drafts.plan_sample(of, tables, head, states, kernels=kernels)))
         planned = PlannedSampling(batch, parts, drafts, collector)
-        if any(row.line for row in rows):
-            if not self._logits_sampler.keeps_logits:
-                planned.reveal_by_rules = self._states.reveal_by_rules
-            elif parts:
-                planned.reveal = self._states.plan_reveal(batch, planned.indices, tables)
+        if states is not None:
+            planned.reveal = states.plan_reveal(planned.indices, tables)
+        elif not kernels and any(row.line for row in rows):
+            planned.reveal_by_rules = self._states.reveal_by_rules
         return planned
 
     def _groups(self, batch: SamplingBatch, indices: Integers) -> list[tuple[Integers, SamplingBatch]]:
@@ -88,12 +90,17 @@ class Sampler:
         return [(indices[group.indices], group.members) for group in self._partition.positions(members)]
 
     def _full(
-        self, batch: SamplingBatch, tables: PackedTables, drafts: DraftVocabulary | None, collector: LogprobsCollector
+        self,
+        batch: SamplingBatch,
+        tables: PackedTables,
+        drafts: DraftVocabulary | None,
+        collector: LogprobsCollector,
+        states: PlannedStates | None,
     ) -> SamplePart:
         positions = tables.add(batch.flat.astype(np.int32))
         (sample, params), collect = self._logits_sampler.plan(batch, tables), collector.plan(batch, tables)
         fill = None if drafts is None else drafts.plan_fill(batch, tables)
-        locate = None if params is None else self._states.plan_locate(batch, positions, params, tables)
+        locate = None if params is None or states is None else states.plan_locate(batch, positions, params, tables)
 
         def sample_part(flat: Tensor) -> Tensor:
             if locate is not None:

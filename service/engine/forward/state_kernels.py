@@ -61,7 +61,8 @@ def noise_key(low, high, positions, revealed):
 @triton.jit
 def locate_positions(
     states,  # [N, L] int32: the state table
-    table,  # [M, 6] int32: row, number among its masked positions or -1, two words of the seed, the block's start, line
+    row_table,  # [R, 16] int32: as of `reveal_picks`
+    table,  # [M, 2] int32: row, number among its masked positions or -1
     positions,  # [M] int32: row * L + position - SHIFT; those with a number are computed.
     #             With DRAFTS [R, L]: the slots, read
     param_table,  # [M, 6] int32: as of `sampling_kernels.sample`; the noise's keys of the same positions are computed.
@@ -74,11 +75,12 @@ def locate_positions(
 ):
     """Grid: positions."""
     index = tl.program_id(0)
-    row = tl.load(table + index * 6)
-    number = tl.load(table + index * 6 + 1)
+    row = tl.load(table + index * 2)
+    number = tl.load(table + index * 2 + 1)
+    param = row_table + row * 16
     if number >= 0:
         lane = tl.arange(0, PAD)
-        line = tl.load(table + index * 6 + 5)
+        line = tl.load(param + 14)
         masked = (tl.load(states + line * L + lane, mask=lane < L, other=-1) == MASK_TOKEN).to(tl.int32)
         chosen = (masked > 0) & (tl.cumsum(masked, 0) == number + 1)
         position = tl.sum(tl.where(chosen, lane, 0), 0)
@@ -89,11 +91,10 @@ def locate_positions(
         else:
             tl.store(positions + index, row * L + position - SHIFT)
         single = tl.arange(0, 1)
-        seed, start = table + index * 6 + 2, tl.load(table + index * 6 + 4)
         first, second = noise_key(
-            tl.load(seed + single),
-            tl.load(seed + 1 + single),
-            start + position + single,
+            tl.load(param + 4 + single),
+            tl.load(param + 5 + single),
+            tl.load(param + 6) + position + single,
             L - tl.sum(masked, 0) + single,
         )
         keys = param_table + index * 6 + 2 + single
@@ -158,7 +159,7 @@ def _rule_picks(masked, lane, confidence, entropy, rule, sure, L: tl.constexpr):
 @triton.jit
 def begin_replay(
     states,  # [R, L] int32
-    table,  # [R, 18] int32: as of `reveal_picks`
+    table,  # [R, 16] int32: as of `reveal_picks`
     param_table,  # [R * L, 6] int32: temperature's bits, flags, two words of the noise's key are computed; the rest is
     #               the sampler's. Of positions that are not masked the flags are -1: they are not sampled
     MASK_TOKEN,
@@ -167,7 +168,7 @@ def begin_replay(
 ):
     """The sampler's parameters at all positions of a replay. Grid: rows."""
     row = tl.program_id(0)
-    param = table + row * 18
+    param = table + row * 16
     lane = tl.arange(0, PAD)
     inside = lane < L
     masked = tl.load(states + row * L + lane, mask=inside, other=-1) == MASK_TOKEN
@@ -186,9 +187,9 @@ def reveal_picks(
     table,  # [N, L] int32: the state table, in which the picks are revealed, too
     drawn,  # [M, 4] float32: as of `sampling_kernels.sample`; in a replay [R * L, 4], of all positions
     order,  # [M] int32: the index in `drawn` of each masked position, row by row; not read in a replay
-    row_table,  # [R, 18] int32: the number of replays before, the number of those that reveal, temperature's bits,
-    #             flags, two words of the seed, the block's start, the rule as of `_rule_picks`, two words of its
-    #             `sure`, the line. Not in a replay: the row's first index in `order`, the number of its positions there
+    row_table,  # [R, 16] int32: the number of replays before, the number of those that reveal, temperature's bits and
+    #             flags (not in a replay: the row's first index in `order`, and the number of its positions there), two
+    #             words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`, the line
     values,  # [K, R, L, 4] float32, in a replay: the numbers in `drawn` of a row's masked positions, one after another
     MASK_TOKEN,
     L: tl.constexpr,
@@ -197,7 +198,7 @@ def reveal_picks(
 ):
     """Reveals the picks of each row's rule. Grid: rows."""
     row = tl.program_id(0)
-    param = row_table + row * 18
+    param = row_table + row * 16
     lane = tl.arange(0, PAD)
     inside = lane < L
     number = tl.load(param)
@@ -214,8 +215,8 @@ def reveal_picks(
         tl.store(param, number + 1)
         index = row * L + lane
     else:
-        masked = masked & (rank < tl.load(param + 16))
-        index = tl.load(order + tl.load(param + 15) + rank, mask=masked, other=0)
+        masked = masked & (rank < tl.load(param + 3))
+        index = tl.load(order + tl.load(param + 2) + rank, mask=masked, other=0)
     if (number < tl.load(param + 1)) & (tl.sum(masked.to(tl.int32), 0) > 0):
         value = drawn + 4 * index.to(tl.int64)
         token = tl.load(value, mask=masked, other=0.0)

@@ -42,7 +42,8 @@ def test_four_positions_step_by_step(device: str) -> None:
     batch = SamplingBatch.from_rows([row], 4)
     tokens, lines = tables.add(tokens_and_positions([row], MASK)[0]), tables.add(lines_of([row]))
     positions, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
-    locate, reveal = table.plan_locate(batch, positions, params, tables), table.plan_reveal(batch, np.arange(3), tables)
+    planned = table.plan(batch, tables)
+    locate, reveal = planned.plan_locate(batch, positions, params, tables), planned.plan_reveal(np.arange(3), tables)
     tables.send()
 
     pages = Pages(1, device)
@@ -130,11 +131,12 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     sent_lines = tables.add(np.zeros(len(named), np.int32) if lines is None else lines)
     tokens = tables.add(tokens_and_positions(named, MASK)[0])
     flat, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
-    locate = table.plan_locate(batch, flat, params, tables)
+    planned = table.plan(batch, tables)
+    locate = planned and planned.plan_locate(batch, flat, params, tables)
     slots, drafts = rng.permutation(len(named) * length).reshape(-1, length), tables.add(_params(batch))
-    locate_drafts = table.plan_locate(batch, slots, drafts, tables)
+    locate_drafts = planned and planned.plan_locate(batch, slots, drafts, tables)
     indices = rng.permutation(len(batch)) if shuffled else np.arange(len(batch))
-    reveal = table.plan_reveal(batch, indices, tables)
+    reveal = planned and planned.plan_reveal(indices, tables)
     tables.send()
     table.place(tokens.tensor, sent_lines.tensor, pages)
     assert torch.equal(tokens.tensor.cpu(), wanted)
@@ -165,7 +167,7 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     values = torch.zeros(len(batch), 4)
     values[:, 0] = torch.from_numpy(chosen[indices]).int().view(torch.float32)
     values[:, 1], values[:, 2] = torch.from_numpy(confidences[indices]), torch.from_numpy(entropies[indices])
-    if len(batch):
+    if planned is not None and len(batch):
         reveal(values.to(device))
     after, end = list[Block](), 0
     for row, count in zip(with_states, counts, strict=True):
