@@ -84,7 +84,7 @@ def test_candidates_and_what_is_chosen_from_them(
     for kernels in (False, True):
         tables = PackedTables(torch.device(device))
         later = DraftVocabulary(anchored, LENGTH, width, MASK)
-        sample = later.plan_sample(batch, tables, head.to(device), kernels=kernels)
+        sample = later.plan_sample(batch, tables, head.to(device), None, kernels=kernels)
         tables.send()
         results.append(readable(sample(hidden.flatten(0, 1).to(device)).cpu()))
     if dtype == torch.float32:

@@ -14,6 +14,7 @@ from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, HostInputs, Inputs
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
+from service.engine.forward.row_states import StateTable
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.runner import ModelRunner
 from service.engine.request import SamplingParams
@@ -82,7 +83,7 @@ def inputs(rows: int) -> Inputs:
 
 
 def made(attention: Any, capture: Any, **options: Any) -> Graphs:
-    return Graphs(attention, capture, torch.device("cpu"), **options)
+    return Graphs(attention, StateTable(1, 4, 3, torch.device("cpu")), capture, **options)
 
 
 def run(graphs: Graphs, rows: int, width: int | None = None, *, anchored: bool = False, network: Any = doubled) -> Any:
