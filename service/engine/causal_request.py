@@ -66,7 +66,7 @@ class CausalRequest(DecodingRequest):
         with_states = self._with_states(rows, query)
         return with_states if len(with_states) <= budget else rows[:-1]  # the last one may read a first position
 
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+    def receive_predictions(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         query, size = self._query, self._block_size
         if rows[-1].sampling is None or not isinstance(query, Evaluate):
             return

@@ -73,11 +73,13 @@ class DiffusionRequest(DecodingRequest):
         return self._lookahead is None or self._lookahead.next is None or not self._lookahead.is_open
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        rows = self._rows_to_store(budget, prompt_budget)
-        if len(rows) < len(self.blocks.unwritten):
-            return rows
+        stored: list[Row] = []
+        if self.blocks.unwritten:
+            stored = self._rows_to_store(budget, prompt_budget)
+            if len(stored) < len(self.blocks.unwritten):
+                return stored
         states = self._rows_of_states()
-        return [*rows, *states] if len(rows) + len(states) <= budget else rows
+        return [*stored, *states] if len(stored) + len(states) <= budget else stored
 
     def _rows_of_states(self) -> list[Row]:
         if self._num_unread:
@@ -128,9 +130,8 @@ class DiffusionRequest(DecodingRequest):
             row = replace(row, rescore=query.edit, edits=True)
         if lookahead is not None and len(query.states) == 1 and (lookahead.pace.mrp_steps > 0 or lookahead.is_open):
             row = replace(row, rule=self._rule)
-        first, *drafted = query.states
-        rows = [replace(row, state=first, index=self._index)]
-        rows += [replace(rows[0], state=state, kind="verify") for state in drafted]
+        row = replace(row, state=query.states[0], index=self._index)
+        rows = [row, *[replace(row, state=state, kind="verify") for state in query.states[1:]]]
         return [self._constrained(row) for row in rows] if self._masks or self._adjuster else rows
 
     def _refined(self, query: Refine) -> Row:
@@ -155,8 +156,7 @@ class DiffusionRequest(DecodingRequest):
     # Its forwards
 
     def begin(self, rows: list[Row], anchors: Sequence[Anchor]) -> None:
-        stored = self.blocks.begin(rows, anchors)
-        row = rows[-1]
+        stored, row = self.blocks.begin(rows, anchors) if rows[0].writes_kv else 0, rows[-1]
         if row.sampling is None:
             return
         self._num_unread += 1
@@ -166,11 +166,11 @@ class DiffusionRequest(DecodingRequest):
         if self._lookahead is not None:
             self._lookahead.begin(rows[stored:], anchors[stored:])
 
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+    def receive_predictions(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         if rows[-1].sampling is None:
             return
         self._num_unread -= 1
-        first = next(index for index, row in enumerate(rows) if row.sampling is not None)
+        first = 0 if rows[0].sampling is not None else [row.sampling is not None for row in rows].index(True)
         row, read = rows[first], predictions[first:]
         if row.writes_kv:  # whether its state was complete is known now
             if self._index == row.index:
@@ -183,7 +183,7 @@ class DiffusionRequest(DecodingRequest):
             read = [of_state(read[0], self._canvas.block)]
         self._answer(tuple(read))
 
-    def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> None:
+    def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
         if rows[-1].sampling is None:
             return

@@ -140,10 +140,10 @@ class RunningRequest(ABC):
         self._num_unread += rows[-1].sampling is not None
 
     @abstractmethod
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+    def receive_predictions(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """A forward of the backbone is read."""
 
-    def receive_refinement(self, rows: list[Row], predictions: list[Prediction]) -> None:  # noqa: B027
+    def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:  # noqa: B027
         """A forward of MRP is read."""
 
     # Its end

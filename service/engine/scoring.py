@@ -57,7 +57,7 @@ class ScoringRequest(RunningRequest):
             self._to_score.popleft()
             self._num_unread += 1
 
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+    def receive_predictions(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         scored = [pair for pair in zip(rows, predictions, strict=True) if pair[0].kind == "denoise"]
         check_finite([prediction for _, prediction in scored])
         for row, prediction in scored:

@@ -4,6 +4,7 @@ A row of the block before reads a block's first position: its commit, or its pre
 follows. So only within a block rows begin ahead, and of modes with a fixed number of picks.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 from msgspec.structs import replace
@@ -68,7 +69,7 @@ class ShiftedRequest(DiffusionRequest):
             ),
         ]
 
-    def receive_predictions(self, rows: list[Row], predictions: list[Prediction]) -> None:
+    def receive_predictions(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         if not rows[-1].opens_next:
             super().receive_predictions(rows, predictions)
             return

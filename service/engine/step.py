@@ -7,7 +7,6 @@ host reads and plans, the device computes.
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from service.engine.drafting.planner import DraftPlanner
@@ -24,12 +23,8 @@ from service.tracebacks import type_and_line, without_message
 _log = logging.getLogger(__name__)
 
 
-class _Part(NamedTuple):
-    """A request's rows in a forward. `start`: the index of the first one's result."""
-
-    running: RunningRequest
-    rows: list[Row]
-    start: int
+#: a request, its rows in a forward, and the index of the first one's result
+_Part = tuple[RunningRequest, list[Row], int]
 
 
 class _Forward(NamedTuple):
@@ -84,7 +79,7 @@ class RunningStep:
             if not parts:
                 break
             forwards.append(self._begun("mrp", parts, pending))
-            parts = [_Part(running, rows, ends[running] - len(rows)) for running, rows in _refinements_ahead(ends)]
+            parts = [(running, rows, ends[running] - len(rows)) for running, rows in _refinements_ahead(ends)]
         return forwards
 
     def _begin_replays(self, plan: StepRows) -> list[Pending] | None:
@@ -99,11 +94,11 @@ class RunningStep:
 
     def _begun(self, network: Network, parts: list[_Part], pending: Pending) -> _Forward:
         if network == "mrp":
-            self._mrp_rows.append(sum(len(part.rows) for part in parts))
+            self._mrp_rows.append(sum([len(rows) for _, rows, _ in parts]))
         for running, rows, start in parts:
             end = start + len(rows)
             try:
-                if any(start <= index < end for index in pending.too_large):
+                if pending.too_large and any(start <= index < end for index in pending.too_large):
                     raise OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0)
                 running.begin(rows, pending.anchors[start:end])
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
@@ -116,7 +111,7 @@ class RunningStep:
         for running, rows, start in forward.parts:
             if running.finish_reason is not None:
                 continue
-            predictions, kinds = list(results[start : start + len(rows)]), kinds_of(rows)
+            predictions, kinds = results[start : start + len(rows)], kinds_of(rows)
             all_kinds += kinds
             running.stats.count(kinds)
             try:
@@ -142,8 +137,11 @@ def kinds_of(rows: Sequence[Row]) -> tuple[ForwardKind, ...]:
 
 
 def _parts(plan: StepRows) -> list[_Part]:
-    ends = accumulate(len(rows) for _, rows in plan)
-    return [_Part(running, rows, end - len(rows)) for (running, rows), end in zip(plan, ends, strict=True)]
+    parts, start = list[_Part](), 0
+    for running, rows in plan:
+        parts.append((running, rows, start))
+        start += len(rows)
+    return parts
 
 
 def _refinements_ahead(requests: Iterable[RunningRequest]) -> StepRows:
