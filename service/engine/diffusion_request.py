@@ -130,8 +130,9 @@ class DiffusionRequest(DecodingRequest):
             row = replace(row, rescore=query.edit, edits=True)
         if lookahead is not None and len(query.states) == 1 and (lookahead.pace.mrp_steps > 0 or lookahead.is_open):
             row = replace(row, rule=self._rule)
-        row = replace(row, state=query.states[0], index=self._index)
-        rows = [row, *[replace(row, state=state, kind="verify") for state in query.states[1:]]]
+        rows = [replace(row, state=query.states[0], index=self._index)]
+        if len(query.states) > 1:
+            rows += [replace(rows[0], state=state, kind="verify") for state in query.states[1:]]
         return [self._constrained(row) for row in rows] if self._masks or self._adjuster else rows
 
     def _refined(self, query: Refine) -> Row:
@@ -171,6 +172,9 @@ class DiffusionRequest(DecodingRequest):
             return
         self._num_unread -= 1
         first = 0 if rows[0].sampling is not None else [row.sampling is not None for row in rows].index(True)
+        if self._lookahead is None:
+            self._send(tuple(predictions[first:]))
+            return
         row, read = rows[first], predictions[first:]
         if row.writes_kv:  # whether its state was complete is known now
             if self._index == row.index:
@@ -181,7 +185,8 @@ class DiffusionRequest(DecodingRequest):
                 row, read = rows[first + 1], read[1:]
         if row.ahead:
             read = [of_state(read[0], self._canvas.block)]
-        self._answer(tuple(read))
+        self._send(tuple(read))
+        self._settle(self._lookahead)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
@@ -189,23 +194,27 @@ class DiffusionRequest(DecodingRequest):
             return
         self._num_unread -= 1
         self.drafts.refinements += 1
+        if self._lookahead is None and self._drafts_ahead is None:
+            self._send((predictions[-1],))
+            return
         query = self._query
         for row, prediction in zip(rows, predictions, strict=True):
             if isinstance(query, Refine) and row.anchor == query.after.handle:
-                self._answer_refine(row, prediction, query)
+                self._receive_refined(row, prediction, query)
                 return
 
-    def _answer_refine(self, row: Row, prediction: Prediction, query: Refine) -> None:
+    def _receive_refined(self, row: Row, prediction: Prediction, query: Refine) -> None:
         drafts = self._drafts_ahead
         if row.ahead:
             if drafts is not None and not drafts.follows:
                 return
             prediction = of_state(prediction, query.state)
-        self._answer((prediction,))
+        self._send((prediction,))
         if drafts is not None:
             drafts.receive(prediction, query.state, self._query)
+        if self._lookahead is not None:
+            self._settle(self._lookahead)
 
-    def _answer(self, predictions: tuple[Prediction, ...]) -> None:
-        self._send(predictions)
-        if self._lookahead is not None and self.finish_reason is None and not isinstance(self._query, Refine):
-            self._lookahead.settle(self._index, self._canvas.block)
+    def _settle(self, lookahead: Lookahead) -> None:
+        if self.finish_reason is None and not isinstance(self._query, Refine):
+            lookahead.settle(self._index, self._canvas.block)

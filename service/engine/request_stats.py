@@ -3,7 +3,7 @@
 Counts change with every step. The frozen statistics of an event are made only when a block or the request ends.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ class RequestStats:
         self.cached_tokens, self._mrp_steps = cached_tokens, mrp_steps
         self.events: list[tuple[BlockEvent, Sequence[Step]]] = []
         self.progress: list[BlockProgress] = []
-        self._forwards: Counter[str] = Counter()
+        self._forwards = defaultdict[str, int](int)
         self.decoded_tokens = self._proposed = self._accepted = self._remasked = self._forced = 0
         self._queue_s = 0.0
         self._prefill_s: float | None = None
@@ -43,8 +43,8 @@ class RequestStats:
     def count(self, kinds: tuple[ForwardKind, ...]) -> None:
         for kind in kinds:
             self._forwards[kind] += 1
-        if "prefill" in kinds:
-            self._prefill_s = self._age()
+            if kind == "prefill":
+                self._prefill_s = self._age()
 
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))

@@ -185,7 +185,7 @@ class Scheduler:
         served: StepRows = []
         left_out: list[RunningRequest] = []
         for running in order:
-            chunk, tenant = chunks.get(running), running.request.sharing.tenant if limits else ""
+            chunk, tenant = chunks.get(running) if chunks else None, running.request.sharing.tenant if limits else ""
             row_limit = min(budget, max(0, budgets[tenant])) if limits else budget
             rows = running.next_rows(row_limit, chunk)
             if not rows and limits and budgets[tenant] == limits[tenant]:  # a tenant makes progress in every step

@@ -74,7 +74,7 @@ class ShiftedRequest(DiffusionRequest):
             super().receive_predictions(rows, predictions)
             return
         self._num_unread -= 1
-        self._answer((replace(predictions[-1], positions=(0,)),))
+        self._send((replace(predictions[-1], positions=(0,)),))
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         super()._start_block(head)

@@ -7,6 +7,7 @@ host reads and plans, the device computes.
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from service.engine.drafting.planner import DraftPlanner
@@ -23,15 +24,11 @@ from service.tracebacks import type_and_line, without_message
 _log = logging.getLogger(__name__)
 
 
-#: a request, its rows in a forward, and the index of the first one's result
-_Part = tuple[RunningRequest, list[Row], int]
-
-
 class _Forward(NamedTuple):
     """A forward that has begun."""
 
     network: Network
-    parts: list[_Part]
+    plan: StepRows
     pending: Pending
 
 
@@ -73,13 +70,15 @@ class RunningStep:
 
     def _begun_replays(self, plan: StepRows, replays: Iterable[Pending]) -> list[_Forward]:
         """All are over the same rows. After the first one a request goes on with its last rows."""
-        forwards, parts = list[_Forward](), _parts(plan)
-        ends = {running: start + len(rows) for running, rows, start in parts}
+        ends = accumulate(len(rows) for _, rows in plan)
+        end_of = {running: end for (running, _), end in zip(plan, ends, strict=True)}
+        forwards = list[_Forward]()
         for pending in replays:
-            if not parts:
+            if not plan:
                 break
-            forwards.append(self._begun("mrp", parts, pending))
-            parts = [(running, rows, ends[running] - len(rows)) for running, rows in _refinements_ahead(ends)]
+            spans = [range(end_of[running] - len(rows), end_of[running]) for running, rows in plan]
+            forwards.append(self._begun("mrp", plan, pending.of_rows([*chain(*spans)])))
+            plan = _refinements_ahead(end_of)
         return forwards
 
     def _begin_replays(self, plan: StepRows) -> list[Pending] | None:
@@ -89,36 +88,37 @@ class RunningStep:
         return self._backoff.begin_replays([row for _, rows in plan for row in rows], counts)
 
     def _begin(self, network: Network, plan: StepRows) -> _Forward:
-        pending = self._backoff.begin(network, [row for _, rows in plan for row in rows])
-        return self._begun(network, _parts(plan), pending)
+        return self._begun(network, plan, self._backoff.begin(network, [row for _, rows in plan for row in rows]))
 
-    def _begun(self, network: Network, parts: list[_Part], pending: Pending) -> _Forward:
+    def _begun(self, network: Network, plan: StepRows, pending: Pending) -> _Forward:
         if network == "mrp":
-            self._mrp_rows.append(sum([len(rows) for _, rows, _ in parts]))
-        for running, rows, start in parts:
-            end = start + len(rows)
+            self._mrp_rows.append(sum([len(rows) for _, rows in plan]))
+        anchors, too_large, end = pending.anchors, pending.too_large, 0
+        for running, rows in plan:
+            start, end = end, end + len(rows)
             try:
-                if pending.too_large and any(start <= index < end for index in pending.too_large):
+                if too_large and any(start <= index < end for index in too_large):
                     raise OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0)
-                running.begin(rows, pending.anchors[start:end])
+                running.begin(rows, anchors[start:end])
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
-        return _Forward(network, parts, pending)
+        return _Forward(network, plan, pending)
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
         all_kinds: list[ForwardKind] = []
-        results = forward.pending()
-        for running, rows, start in forward.parts:
+        results, is_mrp, end = forward.pending(), forward.network == "mrp", 0
+        for running, rows in forward.plan:
+            start, end = end, end + len(rows)
             if running.finish_reason is not None:
                 continue
-            predictions, kinds = results[start : start + len(rows)], kinds_of(rows)
+            kinds = (rows[0].kind,) if len(rows) == 1 else kinds_of(rows)
             all_kinds += kinds
             running.stats.count(kinds)
             try:
-                if forward.network == "mrp":
-                    running.receive_refinement(rows, predictions)
+                if is_mrp:
+                    running.receive_refinement(rows, results[start:end])
                 else:
-                    running.receive_predictions(rows, predictions)
+                    running.receive_predictions(rows, results[start:end])
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(running, error)
         counts.update(all_kinds)
@@ -126,22 +126,12 @@ class RunningStep:
 
 def kinds_of(rows: Sequence[Row]) -> tuple[ForwardKind, ...]:
     """The kinds of a request's rows in a forward. A commit counts if nothing else does, a denoise beside no drafts."""
-    if len(rows) == 1:
-        return (rows[0].kind,)
     kinds = {row.kind for row in rows}
     if len(kinds) > 1:
         kinds.discard("commit")
     if "verify" in kinds:
         kinds.discard("denoise")
     return tuple(kinds)
-
-
-def _parts(plan: StepRows) -> list[_Part]:
-    parts, start = list[_Part](), 0
-    for running, rows in plan:
-        parts.append((running, rows, start))
-        start += len(rows)
-    return parts
 
 
 def _refinements_ahead(requests: Iterable[RunningRequest]) -> StepRows:

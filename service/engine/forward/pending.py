@@ -23,6 +23,15 @@ class Pending(Struct, frozen=True):
     def __call__(self) -> Sequence[Prediction]:
         return self.results()
 
+    def of_rows(self, indices: Sequence[int]) -> "Pending":
+        """The same forward with some of its rows."""
+
+        def results() -> list[Prediction]:
+            of_all = self.results()
+            return [of_all[index] for index in indices]
+
+        return Pending([self.anchors[index] for index in indices], results)
+
     def sorted_by(self, order: Sequence[int]) -> "Pending":
         """The same forward with its rows in another order. `order`: the new index of each row."""
         anchors = [anchor for _, anchor in sorted(zip(order, self.anchors, strict=True), key=itemgetter(0))]
