@@ -52,12 +52,8 @@ class Sampler:
         states: StateTable,
     ) -> None:
         self._backbone, self._logits_sampler, self._partition = checkpoint.backbone, logits_sampler, partition
-        self._states, self._mask, self._sub_block = (
-            states,
-            logits_sampler.mask_token_id,
-            checkpoint.config.sub_block_size,
-        )
-        self._draft_masks = checkpoint.config.draft_masks
+        self._states, self._mask = states, logits_sampler.mask_token_id
+        self._sub_block, self._draft_masks = checkpoint.config.sub_block_size, checkpoint.config.draft_masks
         # with sub-blocks a draft may stand at a position that the backbone has not read, so there are no candidates
         self._num_candidates = 0 if self._sub_block else min(num_candidates, len(self._backbone.head) - 1)
 
