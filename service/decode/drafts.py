@@ -61,7 +61,7 @@ def chain(canvas: Canvas, prediction: Prediction, steps: int, rule: Rule, *, fir
     picks = () if first else canvas.choose(rule, prediction.restricted_to(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
-            (prediction,) = yield Refine(prediction, block, ahead=steps - len(drafts) - 1)
+            (prediction,) = yield Refine(prediction, block, num_following=steps - len(drafts) - 1)
             if not (picks := canvas.choose(rule, prediction, block)):
                 break  # the answer has ended
         block = canvas.after(block, picks)
@@ -105,7 +105,7 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
             return drafts
     for number in range(budget.states):
         if number < refined and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
-            (node.prediction,) = yield Refine(node.prediction, node.state, ahead=refined - number - 1)
+            (node.prediction,) = yield Refine(node.prediction, node.state, num_following=refined - number - 1)
             search.rank(node, FRESH)
         search.expand(node)
         following = search.choose(canvas.ends)
@@ -139,7 +139,7 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
         return drafts
     while step is not None and len(drafts) < budget.states:
         if len(drafts) < budget.mrp_steps and _REFINED * (likelihood - step[1]) >= budget.refine:
-            (prediction,) = yield Refine(prediction, block, ahead=budget.mrp_steps - len(drafts) - 1)
+            (prediction,) = yield Refine(prediction, block, num_following=budget.mrp_steps - len(drafts) - 1)
             if (step := following()) is None:
                 break
         block, likelihood, picks = step

@@ -114,7 +114,9 @@ class Refine(Struct, frozen=True, gc=False):
     after: Prediction
     state: Block
     rescore: tuple[int, ...] = ()  # revealed positions of `state` for whose tokens MRP also gives probabilities
-    ahead: int = 0  # the most such queries that follow, each of the state after the rule's picks in the one before
+    num_following: int = (
+        0  # the most such queries that follow, each of the state after the rule's picks in the one before
+    )
 
 
 Query = Evaluate | Refine

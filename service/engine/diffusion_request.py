@@ -24,7 +24,7 @@ class DiffusionRequest(DecodingRequest):
     __slots__ = ("_drafts_ahead", "_lookahead", "_only_drafts", "_row")
 
     def __init__(self, admitted: Admitted) -> None:
-        request, model, lease, _, drafts, lines = admitted
+        request, model, lease, _, drafts, first_line = admitted
         super().__init__(admitted)
         self._only_drafts = drafts.uses_mrp and only_drafts(request.mode)  # whether MRP's picks are drafts only
         uses_candidates = self._only_drafts and self._adjuster is None  # draft candidates are not adjusted
@@ -38,11 +38,11 @@ class DiffusionRequest(DecodingRequest):
             drafts=uses_candidates,
             logprobs=request.logprobs,
             unsampled=() if self._edit_tokens else model.edit_token_ids or (),
-            lines=lines,
+            first_line=first_line,
         )
         self._lookahead: Lookahead | None = None  # None: no row begins before the predictions of earlier ones are read
         self._drafts_ahead: DraftsAhead | None = None
-        if lines and self._rule.device_picks is not None and request.grammar is None:
+        if first_line and self._rule.device_picks is not None and request.grammar is None:
             self._go_ahead(model, uses_candidates=uses_candidates)
 
     def _go_ahead(self, model: ModelConfig, *, uses_candidates: bool) -> None:
@@ -105,9 +105,11 @@ class DiffusionRequest(DecodingRequest):
             return drafts.rows() if 0 < self._num_unread <= self.num_replays else []
         if lookahead is None:
             return []
-        rows = lookahead.refined_rows(self._row)
-        # stored blocks of which only the device knows the tokens, too: their lines are soon other blocks'
-        return [*self.blocks.for_mrp, *rows] if rows or lookahead.next is not None else []
+        if lookahead.next is None and lookahead.unsettled is None:
+            return []
+        # Stored blocks do not wait for a refinement. Where only the device knows their tokens, their lines are soon
+        # other blocks'
+        return [*self.blocks.for_mrp, *lookahead.refined_rows(self._row)]
 
     @property
     def num_replays(self) -> int:
@@ -115,7 +117,7 @@ class DiffusionRequest(DecodingRequest):
             return self._drafts_ahead.num_ahead(self._query)
         return 0 if self._lookahead is None else max(0, self._lookahead.num_refined - 1)
 
-    def waits_without_replays(self) -> bool:
+    def wait_for_results(self) -> bool:
         lookahead = self._lookahead
         if lookahead is None or lookahead.pace.gate is None or not self._num_unread:
             return False
@@ -183,7 +185,7 @@ class DiffusionRequest(DecodingRequest):
                 return
             else:
                 row, read = rows[first + 1], read[1:]
-        if row.ahead:
+        if row.on_device:
             read = [of_state(read[0], self._canvas.block)]
         self._send(tuple(read))
         self._settle(self._lookahead)
@@ -205,7 +207,7 @@ class DiffusionRequest(DecodingRequest):
 
     def _receive_refined(self, row: Row, prediction: Prediction, query: Refine) -> None:
         drafts = self._drafts_ahead
-        if row.ahead:
+        if row.on_device:
             if drafts is not None and not drafts.follows:
                 return
             prediction = of_state(prediction, query.state)

@@ -1,7 +1,8 @@
 """Steps ahead: the next rows of one request, named before the predictions of its last ones are read.
 
 Only their tokens are unknown, and these stay on the device (`forward/row_states.py`). The policy sees the predictions
-later, in their order. Where the answer ends earlier, a row that was begun ahead is dropped.
+later, in their order. Where the answer ends earlier, a row that was begun ahead is dropped. What is named here counts
+while a forward of the request is not read; else the policy's query names the rows.
 
     a forward begins over a state, and its picks leave      the rows of the next forward
     masks, for sure                                         the block's
@@ -92,12 +93,14 @@ class Lookahead:
         if following is None:
             return []
         index, writes_kv = following.index, following.perhaps_complete
-        state, ahead = unknown_state(self._size, following.masked), following.anchor is not None
-        row = replace(row, state=state, index=index, writes_kv=writes_kv, drafts=False, ahead=ahead, rule=self._rule)
+        state, is_begun = unknown_state(self._size, following.masked), following.anchor is not None
+        row = replace(
+            row, state=state, index=index, writes_kv=writes_kv, drafts=False, on_device=is_begun, rule=self._rule
+        )
         if not writes_kv or index + 1 == self._num_pages:
             return [row]
         state = unknown_state(self._size, self._size)
-        return [row, replace(row, state=state, index=index + 1, writes_kv=False, ahead=False)]
+        return [row, replace(row, state=state, index=index + 1, writes_kv=False, on_device=False)]
 
     def refined_rows(self, row: Row) -> list[Row]:
         """The rows of MRP's next forward: of the block, and of the next one if the block may be complete."""
@@ -112,7 +115,7 @@ class Lookahead:
 
     def _refined(self, row: Row, masked: int, anchor: Anchor | None) -> Row:
         state = unknown_state(self._size, masked)
-        return replace(row, state=state, kind="mrp", anchor=anchor, drafts=False, ahead=True, rule=self._gate)
+        return replace(row, state=state, kind="mrp", anchor=anchor, drafts=False, on_device=True, rule=self._gate)
 
     def begin(self, rows: Sequence[Row], anchors: Sequence[Anchor]) -> None:
         """A forward over these rows of states has begun. None: it reads a first position, or drafts."""
@@ -173,7 +176,7 @@ class DraftsAhead:
 
     def num_ahead(self, query: Query | None) -> int:
         """The forwards that may begin before the query's is read."""
-        return self._drafts.num_chained(query.ahead) if isinstance(query, Refine) else 0
+        return self._drafts.num_ahead(query.num_following) if isinstance(query, Refine) else 0
 
     def rows(self) -> list[Row]:
         if self._last is None:
@@ -182,7 +185,7 @@ class DraftsAhead:
         masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
         if masked < 1:
             return []
-        return [replace(row, state=unknown_state(self._size, masked), anchor=anchor, ahead=True)]
+        return [replace(row, state=unknown_state(self._size, masked), anchor=anchor, on_device=True)]
 
     def begin(self, row: Row, anchor: Anchor) -> None:
         self._last = row, anchor

@@ -25,8 +25,8 @@ from service.model.config import ModelConfig
 class Admitted(NamedTuple):
     """What a request starts with. `lease`: the pages for its whole length; the shared ones of its prompt are written.
 
-    `submitted`: seconds of the engine's clock. `lines`: the first of its two lines of the state table; 0: it has none,
-    and no row begins ahead.
+    `submitted`: seconds of the engine's clock. `first_line`: the first of its two lines of the state table; 0: it has
+    none, and no row begins ahead.
     """
 
     request: GenerationRequest
@@ -34,7 +34,7 @@ class Admitted(NamedTuple):
     lease: Lease
     submitted: float
     drafts: RequestDrafts
-    lines: int = 0
+    first_line: int = 0
 
 
 class RunningRequest(ABC):
@@ -44,12 +44,12 @@ class RunningRequest(ABC):
     """
 
     __slots__ = (
-        "_block_size", "_num_prompt_blocks", "_num_unread", "blocks", "drafts", "finish_reason", "lease", "lines",
-        "replays", "request", "stats", "submitted",
+        "_block_size", "_num_prompt_blocks", "_num_unread", "blocks", "drafts", "finish_reason", "first_line",
+        "lease", "replays", "request", "stats", "submitted",
     )  # fmt: skip
 
     def __init__(self, admitted: Admitted) -> None:
-        self.request, model, self.lease, self.submitted, self.drafts, self.lines = admitted
+        self.request, model, self.lease, self.submitted, self.drafts, self.first_line = admitted
         lease, drafts, self._block_size = self.lease, self.drafts, model.block_size
         self.stats = RequestStats(self.request, self.submitted, lease.num_shared * self._block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
@@ -128,8 +128,8 @@ class RunningRequest(ABC):
         """The forwards of MRP that may follow the next one before it is read."""
         return 0
 
-    def waits_without_replays(self) -> bool:
-        """The device has no replays. -> whether MRP's next forward then waits for the results of the last one."""
+    def wait_for_results(self) -> bool:
+        """The device has no replays. -> whether MRP's next forward then waits for results. From now on it does."""
         return False
 
     # Its forwards

@@ -90,8 +90,8 @@ class Scheduler:
                 break
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, mrp_steps)
-            lines = self._lines.pop() if self._lines else 0
-            running = _running(Admitted(request, self._model, lease, first.submitted, drafts, lines))
+            first_line = self._lines.pop() if self._lines else 0
+            running = _running(Admitted(request, self._model, lease, first.submitted, drafts, first_line))
             if self._pages.shares:
                 looked_up, cached = self._lookups
                 self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
@@ -248,8 +248,8 @@ class Scheduler:
         self._tenants -= Counter([running.request.sharing.tenant])  # keeps no zero
         self._publish(running)
         self._pages.release(running.lease)
-        if running.lines:  # forwards that have begun are computed before a later request's
-            self._lines.append(running.lines)
+        if running.first_line:  # forwards that have begun are computed before a later request's
+            self._lines.append(running.first_line)
         running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:

@@ -35,8 +35,8 @@ class _Forward(NamedTuple):
 class RunningStep:
     """A step of the requests of a plan. It begins as soon as it exists, as far as no result is needed."""
 
-    def __init__(self, plan: StepRows, forwards: OomBackoff, planner: DraftPlanner) -> None:
-        self._backoff, self._planner, self._work = forwards, planner, planner.work
+    def __init__(self, plan: StepRows, backoff: OomBackoff, planner: DraftPlanner) -> None:
+        self._backoff, self._planner, self._work = backoff, planner, planner.work
         self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
         self._mrp_rows: list[int] = []
         self._forwards = [self._begin("backbone", plan)]
@@ -61,7 +61,7 @@ class RunningStep:
         """Begins a forward of MRP, and those that can follow it before it is read: as replays, if the device can."""
         if (replays := self._begin_replays(plan)) is not None:
             return self._begun_replays(plan, replays)
-        plan = [(running, rows) for running, rows in plan if not running.waits_without_replays()]
+        plan = [(running, rows) for running, rows in plan if not running.wait_for_results()]
         forwards, requests = list[_Forward](), [running for running, _ in plan]
         while plan:
             forwards.append(self._begin("mrp", plan))
@@ -77,7 +77,7 @@ class RunningStep:
             if not plan:
                 break
             spans = [range(end_of[running] - len(rows), end_of[running]) for running, rows in plan]
-            forwards.append(self._begun("mrp", plan, pending.of_rows([*chain(*spans)])))
+            forwards.append(self._register("mrp", plan, pending.of_rows([*chain(*spans)])))
             plan = _refinements_ahead(end_of)
         return forwards
 
@@ -88,9 +88,9 @@ class RunningStep:
         return self._backoff.begin_replays([row for _, rows in plan for row in rows], counts)
 
     def _begin(self, network: Network, plan: StepRows) -> _Forward:
-        return self._begun(network, plan, self._backoff.begin(network, [row for _, rows in plan for row in rows]))
+        return self._register(network, plan, self._backoff.begin(network, [row for _, rows in plan for row in rows]))
 
-    def _begun(self, network: Network, plan: StepRows, pending: Pending) -> _Forward:
+    def _register(self, network: Network, plan: StepRows, pending: Pending) -> _Forward:
         if network == "mrp":
             self._mrp_rows.append(sum([len(rows) for _, rows in plan]))
         anchors, too_large, end = pending.anchors, pending.too_large, 0

@@ -54,7 +54,9 @@ class StoredBlocks:
     def add_ahead(self, row: Row) -> None:
         """The picks of a row finish its block. The device knows its tokens."""
         state = unknown_state(len(row.state.tokens), 0)
-        self._add_row(Row(state, row.index, row.pages, writes_kv=True, kind="commit", ahead=True, lines=row.lines))
+        self._add_row(
+            Row(state, row.index, row.pages, writes_kv=True, kind="commit", on_device=True, first_line=row.first_line)
+        )
 
     def _add_row(self, row: Row) -> None:
         self.unwritten.append(row)
@@ -92,8 +94,8 @@ class StoredBlocks:
         if not complete:
             self._next = row.index
         elif self._uses_mrp and row.anchor is None:
-            known = replace(row, state=Block(self._finished[-1]), ahead=False)  # its line is soon another block's
-            self.for_mrp.append(_for_mrp(known, anchor))
+            final = replace(row, state=Block(self._finished[-1]), on_device=False)  # its line is soon another block's
+            self.for_mrp.append(_for_mrp(final, anchor))
         else:
             self._store(1)
 
@@ -125,5 +127,5 @@ def _for_mrp(row: Row, anchor: Anchor) -> Row:
 
 @lru_cache
 def unknown_state(block_size: int, masked: int) -> Block:
-    """A state that only the device knows: only its number of masked positions is right, at least."""
+    """A state that only the device knows. It has `masked` masked positions at most; nothing else of it is right."""
     return Block((0,) * (block_size - masked) + (MASKED,) * masked)

@@ -5,8 +5,6 @@ when its copy is done.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -88,61 +86,56 @@ def to_device_async(table: NDArray[np.generic] | Tensor, device: torch.device) -
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
-def to_host_async(tables: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Begins copies to the host, queued behind the device's work. Calling the result waits for that work only, once.
-
-    Work that is queued later does not delay it.
-    """
-    if not tables or tables[0].device.type != "cuda":
-        return lambda: list(tables)
-    copies = [torch.empty(table.shape, dtype=table.dtype, pin_memory=True) for table in tables]
-    for host, table in zip(copies, tables, strict=True):
-        host.copy_(table, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(tables[0].device))
-
-    def wait() -> list[Tensor]:
-        copied.synchronize()
-        return copies
-
-    return wait
-
-
 class HostCopies:
     """Copies to the host that begin together, so that one wait is enough for all."""
 
     def __init__(self) -> None:
-        self._next = _Copies([])
+        self._next = _Copies()
 
     def add(self, tables: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Adds tables. -> a function as of `to_host_async`. On a CPU the tables stay where they are."""
+        """Adds tables, whose numbers later work may still change. -> a function that waits for their copies.
+
+        The host's memory is taken now, so `begin` needs none. On a CPU the tables stay where they are.
+        """
         if not tables or tables[0].device.type != "cuda":
             return lambda: list(tables)
-        copies, first = self._next, len(self._next.tables)
-        copies.tables += tables
+        copies = self._next
+        targets = [torch.empty(table.shape, dtype=table.dtype, pin_memory=True) for table in tables]
+        copies.pairs += zip(targets, tables, strict=True)
 
         def wait() -> list[Tensor]:
             if copies is self._next:
                 self.begin()
-            return copies.arrived[first : first + len(tables)]
+            copies.wait()
+            return targets
 
         return wait
 
     def begin(self) -> None:
-        """Begins the copies of all tables since the last time, queued behind the device's work."""
-        copies, self._next = self._next, _Copies([])
-        if copies.tables:
-            copies.wait = to_host_async(copies.tables)
-            copies.tables.clear()  # their memory on the device is free behind the copies
+        """Begins the copies of all tables since the last time, queued behind the device's work.
+
+        Work that is queued later does not delay them.
+        """
+        copies, self._next = self._next, _Copies()
+        copies.begin()
 
 
-@dataclass
 class _Copies:
-    """Tables whose copies begin together. `wait`: waits for them, once they have begun."""
+    """Copies that begin together: the host's tensor and the device's of each."""
 
-    tables: list[Tensor]
-    wait: Callable[[], list[Tensor]] = field(init=False)
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self._copied: torch.cuda.Event | None = None  # None: nothing is to be waited for
 
-    @cached_property
-    def arrived(self) -> list[Tensor]:
-        return self.wait()
+    def begin(self) -> None:
+        for target, table in self.pairs:
+            target.copy_(table, non_blocking=True)
+        if self.pairs:
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self.pairs[0][1].device))
+        self.pairs.clear()  # their memory on the device is free behind the copies
+
+    def wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None

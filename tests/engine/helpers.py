@@ -99,7 +99,7 @@ class CheckingRunner(RunnerWrapper):
         self.compared = 0
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
-        with_states = self.model.states.known(rows)
+        with_states = self.model.states.with_states(rows)
         #: the states that rows wrongly supposed to be complete: no row after them counts
         self.incomplete = {
             (id(row.pages), row.index)

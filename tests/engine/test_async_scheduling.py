@@ -270,3 +270,28 @@ def test_a_policy_keeps_its_pace(data) -> None:
         except StopIteration:
             query = None
     assert query is None
+
+
+def test_stored_blocks_do_not_wait_for_a_refinement() -> None:
+    """Each step begins ahead, and may complete a block. So no step ends without one under way, and no draft comes."""
+    row = Curve(((1, 1.0), (16, 1.0)))
+    costs = StepCosts(row, Curve(((1, 0.001), (16, 0.001))), turn=Curve(((1, 0.6), (64, 0.6))))
+    limits = {"async_scheduling": True, "max_running": 8, "max_rows": 16}
+    engine, _ = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=costs), **limits)
+    engine.submit(request_of("first", [5, 6, 7], Speculative("auto", threshold=0.01), 240))
+    engine.step()
+    for number in range(7):
+        engine.submit(request_of(str(number), [number + 1], Dynamic(0.01), 240))
+    longest, [first, *_] = 0, engine._scheduler.running
+    while first.finish_reason is None:
+        engine.step()
+        longest = max(longest, len(first.blocks.for_mrp))
+    assert longest <= 2
+
+
+def test_requests_beyond_the_lines_of_the_first_ones_go_ahead_too() -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), async_scheduling=True, max_running=2)
+    for number in range(6):
+        device.unread, device.num_unread = [], 0  # the last forward of an answer is dropped
+        engine.generate([request_of(str(number), [number + 1], Static(), 16)])
+        assert max(device.unread) == 2

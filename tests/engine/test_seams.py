@@ -34,8 +34,8 @@ SHARED: dict[str, set[str]] = {
 @pytest.mark.parametrize("name", SHARED)
 def test_what_all_kinds_share_knows_none(name: str) -> None:
     nodes = list(ast.walk(ast.parse((ENGINE / name).read_text("utf-8"))))
-    known = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    known |= {node.id for node in nodes if isinstance(node, ast.Name)} | {
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)} | {
         node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg
     }
-    assert known & SEMANTICS == SHARED[name]
+    assert names & SEMANTICS == SHARED[name]

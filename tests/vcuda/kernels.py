@@ -197,7 +197,7 @@ def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, 
 
 def _reveal(state, masked, numbers, rule):
     """Reveals the picks of a rule, five words and two of its `sure`, by the numbers of masked positions."""
-    by, count = rule[0].item() % 4, rule[1].item()
+    by, count = rule[0].item(), rule[1].item()
     threshold, bound, sure = rule[2:3].view(torch.float32), rule[3:5].view(torch.float64), rule[5:7].view(torch.float64)
     tokens, confidences, entropies, _ = numbers.unbind(1)
     prediction = Prediction(range(len(masked)), tokens.tolist(), confidences.tolist(), entropies=entropies.tolist())

@@ -17,6 +17,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.forward import oom_backoff
 from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
+from service.model.transfer import HostCopies
 from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, events_of
 from tests.other_weights import other_weights
@@ -292,6 +293,47 @@ def test_a_step_ahead_without_memory_runs_in_parts(device, spare_bytes, monkeypa
     assert answers(events_of(engine, requests)) == expected_answers(requests)
     assert failures >= 4
     assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("kind", ["static", "gates"])
+def test_a_capture_without_memory_reveals_nothing(device, kind):
+    """The capture of a graph runs the forward first, which reveals picks. Its forward is tried again."""
+    requests, engine = requests_of((PACED | GATED)[kind], 8), engine_on_device(SLOW_HOST)
+    begin_capture, failures = device.begin_capture, 0
+
+    def limited(recording):
+        nonlocal failures
+        begin_capture(recording)
+        if engine._steps and failures < 6:
+            failures += 1
+            device.other_bytes = device.total_bytes - device.live_bytes
+
+    device.begin_capture = limited
+    begin_hook(engine, lambda rows, *, ahead: setattr(device, "other_bytes", 0))
+    events, expected = events_of(engine, requests), expected_answers(requests)
+    assert failures
+    whole = {name for name, parts in events.items() if not isinstance(parts[-1].error, OutOfMemory)}
+    assert whole
+    assert answers({name: events[name] for name in whole}) == {name: expected[name] for name in whole}
+
+
+@pytest.mark.parametrize("kind", ["direct", "gates"])
+def test_replays_without_memory_on_the_host_reveal_nothing(device, kind, monkeypatch):
+    """Pinned memory runs out twice where results are to be copied. The forwards are tried again."""
+    requests, engine = requests_of((PACED | GATED)[kind], 4), engine_on_device(SLOW_HOST)
+    engine.prepare()
+    add, failures = HostCopies.add, 0
+
+    def scarce(copies, tables):
+        nonlocal failures
+        if engine._steps and failures < 2:
+            failures += 1
+            raise torch.OutOfMemoryError("CUDA error: out of memory")
+        return add(copies, tables)
+
+    monkeypatch.setattr(HostCopies, "add", scarce)
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    assert failures == 2
 
 
 @pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))

@@ -236,9 +236,9 @@ class RequestDrafts:
         """Whether the next forward may read drafts."""
         return False
 
-    def num_chained(self, ahead: int) -> int:
-        """The MRP forwards that begin before the last one is read. `ahead`: their most that can follow."""
-        return ahead
+    def num_ahead(self, following: int) -> int:
+        """The MRP forwards that begin before the last one is read. `following`: their most that can follow."""
+        return following
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
@@ -276,9 +276,9 @@ class PlannedDrafts(RequestDrafts):
         self._next_search = budget.states > 0 and budget.row < 1
         return budget
 
-    def num_chained(self, ahead: int) -> int:
+    def num_ahead(self, following: int) -> int:
         """As many as followed in the last search."""
-        return min(ahead, self._last_followed)
+        return min(following, self._last_followed)
 
     def drafts_next(self) -> bool:
         return worth_drafting(self._rule, self._present_budget())

@@ -29,7 +29,7 @@ from service.model.attention.tile_schedule import ScheduleShape
 from service.model.device import is_out_of_memory
 from service.model.layer_ops import PagedAttend
 from service.model.layers import Attend
-from service.model.transfer import PackedTables, SentTable
+from service.model.transfer import HostCopies, PackedTables, SentTable
 
 _log = logging.getLogger(__name__)
 
@@ -213,10 +213,10 @@ class Graphs:
         graph = self._ready(forward)
         return None if graph is None else graph.replay(forward.num_rows)[0]
 
-    def run_replays(self, forward: GraphForward, count: int) -> ReplayResults | None:
-        """Runs `count` replays. None if the capture fails."""
+    def run_replays(self, forward: GraphForward, count: int, copies: HostCopies) -> ReplayResults | None:
+        """Runs `count` replays. `copies`: get the values. None if the capture fails."""
         graph = self._ready(forward)
-        return None if graph is None else graph.replay_and_reveal(forward.num_rows, count)
+        return None if graph is None else graph.replay_and_reveal(forward.num_rows, count, copies)
 
     def _ready(self, forward: GraphForward) -> _Graph | None:
         """The captured graph of a forward, with its tables and inputs. None if its capture fails."""
@@ -226,8 +226,10 @@ class Graphs:
         graph.load(forward)
         if forward.key not in self._graphs:
             states = self._states.tokens.clone()
-            problem = graph.capture(self._capture)
-            self._states.tokens.copy_(states)  # the forward has run once
+            try:
+                problem = graph.capture(self._capture)
+            finally:
+                self._states.tokens.copy_(states)  # the forward has run once, and is to run again
             if not self._agree(problem is None):
                 self._graphs[forward.key] = None
                 size, reason = len(forward.graph_tables[0].host), problem or "another rank has failed"
@@ -291,7 +293,7 @@ class _Graph:
         """Sends all tables, and sets the inputs. Capturing needs real ones: it runs the forward, which writes pages."""
         forward.tables.send(self._buffer, forward.graph_bytes)
         if forward.lines is not None:
-            self._states.place(self._inputs.tokens, forward.lines.tensor, self._attend)
+            self._states.place_states(self._inputs.tokens, forward.lines.tensor, self._attend)
         if forward.anchors is not None and self._inputs.anchors is not None:
             forward.anchors.hidden(self._inputs.anchors[: forward.num_rows])
         if forward.replays is not None and self._inputs.replays is not None:
@@ -314,8 +316,8 @@ class _Graph:
             self._replay()
         return out.copy_(hidden)
 
-    def replay_and_reveal(self, num_rows: int, count: int) -> ReplayResults:
+    def replay_and_reveal(self, num_rows: int, count: int, copies: HostCopies) -> ReplayResults:
         if self._inputs.replays is None:
             raise AssertionError("the graph reveals nothing")
-        hidden = self.replay(num_rows, count)
-        return ReplayResults(self._inputs.replays.values[:count], hidden)
+        values = copies.add([self._inputs.replays.values[:count]])  # first, as it takes memory
+        return ReplayResults(values, self.replay(num_rows, count))

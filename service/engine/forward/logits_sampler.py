@@ -71,14 +71,14 @@ class TritonLogitsSampler:
         params = tables.add(self._params(batch, min_logit))
         ranked = filtered[batch.metadata.ranked[batch.row[filtered]]] if len(filtered) else filtered
         indices = tables.add(ranked) if len(ranked) else None
-        is_ahead = any(row.ahead for row in batch.metadata.rows)
+        is_unknown = any(row.on_device for row in batch.metadata.rows)
         noise, min_p = bool(batch.random.any()), min_logit is not None and bool(min_logit.max() > -np.inf)
         unsampled = batch.metadata.unsampled
 
         def sample_logits(logits: Tensor) -> tuple[Tensor, Tensor | None]:
             out, total = self._by_kernel(logits, params.tensor, unsampled, noise=noise, min_p=min_p)
             if indices is not None:
-                keys = noise_keys_of(params.tensor, indices.tensor) if is_ahead else None
+                keys = noise_keys_of(params.tensor, indices.tensor) if is_unknown else None
                 values = sample(logits[indices.tensor], batch.select(ranked), self.mask_token_id, keys=keys)
                 out.index_copy_(0, indices.tensor, values)
             return out, total

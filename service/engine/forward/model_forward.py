@@ -93,7 +93,7 @@ class ModelForward:
         if self.graphs is None:
             return None
         inputs = self._inputs(group.members)._replace(replays=replays)
-        if not any(row.ahead for row in group.members):
+        if not any(row.on_device for row in group.members):
             inputs = inputs._replace(lines=None)
         if inputs.anchors is None:
             call = self._denoising
@@ -120,7 +120,7 @@ class ModelForward:
             if lines is not None:
                 if not isinstance(attend, PagedAttend):
                     raise AssertionError("only the attention that reads pages where they lie keeps states")
-                self.states.place(tokens.tensor, lines.tensor, attend)
+                self.states.place_states(tokens.tensor, lines.tensor, attend)
             return call(Inputs(tokens.tensor, positions.tensor, None if anchors is None else anchors.hidden()), attend)
 
         return PlannedForward(attend.order, run)

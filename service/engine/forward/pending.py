@@ -12,7 +12,7 @@ from service.engine.forward.rows import Anchor
 class Pending(Struct, frozen=True):
     """A forward that has begun. Called, it waits until the forward is done, and returns a result for every row.
 
-    `anchors`: those of its rows, for later forwards. `too_large`: the rows for which alone there was no memory. Their
+    `anchors`: its rows', for later forwards. `too_large`: the rows for which alone there was no memory. Their
     requests end, and nothing is read of them.
     """
 

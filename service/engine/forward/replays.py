@@ -112,11 +112,11 @@ class ReplayBuffers:
 class ReplayResults(NamedTuple):
     """The results of K forwards over R rows.
 
-    `values` `[K, R of the graph, L, 4]`: as of `reveal_picks`; they hold until the next replay. `hidden`
-    `[K, R, L, H]`: the anchors.
+    `values`: waits for the copy of a table `[K, R of the graph, L, 4]`, as of `reveal_picks`, which has to begin before
+    the next replays. `hidden` `[K, R, L, H]`: the anchors.
     """
 
-    values: Tensor
+    values: Callable[[], list[Tensor]]
     hidden: Tensor
 
 

@@ -1,9 +1,9 @@
 """The state table: the states of blocks that the device knows first. A forward reveals its picks there.
 
-So a forward begins before the host has read the one before it. A request has two lines of the table, for the block that
-is decoded and for the next one. A row with a `rule` reveals its picks in its line, and a row `ahead` reads its state
-there. On a CPU, where a forward is over once it has begun, the rules reveal the picks; on CUDA kernels do
-(`state_kernels.py`).
+So a forward begins before the host has read the one before it. A request has two lines of the table, by a block's index
+modulo 2: the last row that reads a block's line begins before the first row of the second next block. A row with a
+`rule` reveals its picks in its line, and a row whose state is `on_device` reads it there. On a CPU, where a forward is
+over once it has begun, the rules reveal the picks; on CUDA kernels do (`state_kernels.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from service.model.transfer import PackedTables, SentTable
 
 
 def lines_of(rows: Sequence[Row]) -> NDArray[np.int32] | None:
-    """The lines of rows, negative for rows ahead, 0 for those without, `[R]`. None if no row has one."""
-    lines = [-row.line if row.ahead else row.line for row in rows]
+    """The lines of rows `[R]`, negative where the state is on the device, 0 without one. None if no row has a line."""
+    lines = [-row.line if row.on_device else row.line for row in rows]
     return np.array(lines, np.int32) if any(lines) else None
 
 
@@ -42,16 +42,16 @@ class StateTable:
         self.tokens = torch.zeros(1 + 2 * max_running, length, dtype=torch.int32, device=device)
         self._mask = mask_token_id
 
-    def known(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def with_states(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows with their states, once the forwards before them are over."""
-        return [self._with_state(row) for row in rows] if any(row.ahead for row in rows) else rows
+        return [self._with_state(row) for row in rows] if any(row.on_device for row in rows) else rows
 
     def _with_state(self, row: Row) -> Row:
-        if not row.ahead:
+        if not row.on_device:
             return row
         tokens = self.tokens[row.line].tolist()
         state = Block(tuple(MASKED if token == self._mask else token for token in tokens))
-        return replace(row, state=state, ahead=False, writes_kv=row.writes_kv and state.complete)
+        return replace(row, state=state, on_device=False, writes_kv=row.writes_kv and state.complete)
 
     def reveal_by_rules(self, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
         """Reveals the picks of each row's rule. The host knows the rows' states."""
@@ -61,8 +61,8 @@ class StateTable:
                 tokens, _ = tokens_and_positions([replace(row, state=row.state.reveal(picks))], self._mask)
                 self.tokens[row.line] = torch.from_numpy(tokens[0])
 
-    def place(self, tokens: Tensor, lines: Tensor, pages: PagedAttend) -> None:
-        """Copies states of rows ahead to the tokens of a forward, `[R, L]` or longer, and the others' to their lines.
+    def place_states(self, tokens: Tensor, lines: Tensor, pages: PagedAttend) -> None:
+        """Copies states on the device to the tokens of a forward, `[R, L]` or longer, and the others to their lines.
 
         `lines` `[R]`: as of `lines_of`. Of rows whose states turn out not to be complete, `pages` writes none.
         """

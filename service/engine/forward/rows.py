@@ -93,10 +93,13 @@ class Row(Struct, frozen=True, gc=False):
     logprobs: LogprobsRequest | None = None  # the log-probabilities wanted of each masked position
     #: the changes of logits, of the masked positions first, then of each position of `rescore`; empty: none
     adjustments: tuple[LogitAdjustment, ...] = ()
-    rule: Rule | None = None  # reveals picks in the state table (`row_states.py`), for a later row that is `ahead`
-    #: whether the host does not know the state yet: it is in the state table. `state` only has as many masked positions
-    ahead: bool = False
-    lines: int = 0  # the first of its request's two lines of the state table; 0: it has none
+    rule: Rule | None = (
+        None  # reveals picks in the state table (`row_states.py`), for a later row whose state is `on_device`
+    )
+    #: whether the state table alone has its state. The host does not know it yet: it has at most as many
+    #: masked positions as `state`
+    on_device: bool = False
+    first_line: int = 0  # of its request's two lines of the state table; 0: it has none
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False
@@ -105,7 +108,7 @@ class Row(Struct, frozen=True, gc=False):
     @property
     def line(self) -> int:
         """The line of the state table in which its state is kept. 0: in none."""
-        return self.lines + self.index % 2 if self.lines and (self.ahead or self.rule is not None) else 0
+        return self.first_line + self.index % 2 if self.first_line and (self.on_device or self.rule is not None) else 0
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

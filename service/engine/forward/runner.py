@@ -42,8 +42,8 @@ _EAGER_ROWS = 64
 class ModelRunner:
     """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none.
 
-    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether rows may be `ahead`: the host
-    has not read the results that lead to their states.
+    `model`: the networks, their KV cache and their CUDA graphs. `keeps_states`: whether states of rows may be
+    `on_device`, as the host has not read the results that lead to them.
     """
 
     def __init__(
@@ -139,15 +139,15 @@ class ModelRunner:
             attempt(partial(self.begin_replays, counts=[1] * len(rows)), members)
 
     def _warm_up_states(self) -> None:
-        """Starts the kernels of a row ahead."""
+        """Starts the kernels of a row whose state is on the device."""
         row, has_mrp = next(self._warm_up.samplings())[0], "mrp" in self._networks
-        row = replace(row, rule=TopConfidence(), lines=1)
+        row = replace(row, rule=TopConfidence(), first_line=1)
         state = Block((0, *row.state.tokens[1:]))
         for drafts in range(1 + has_mrp):
             row = replace(row, drafts=bool(drafts))
             [anchor] = self._begin_then_sample("backbone", [row]).anchors
             network: Network = "mrp" if drafts else "backbone"
-            following = replace(row, state=state, ahead=True, anchor=anchor if drafts else None)
+            following = replace(row, state=state, on_device=True, anchor=anchor if drafts else None)
             self._begin_then_sample(network, [following])()
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
@@ -167,7 +167,7 @@ class ModelRunner:
     def _begin_then_sample(self, network: Network, rows: Sequence[Row]) -> Pending:
         """As `begin`. The sampler follows the forward, over the positions that are read alone."""
         if self.device.type == "cpu":  # earlier forwards are over
-            rows = self.model.states.known(rows)
+            rows = self.model.states.with_states(rows)
         hidden: list[Tensor] = []
         order: list[int] = []
         groups = self._partition.rows(rows)
@@ -202,23 +202,25 @@ class ModelRunner:
         batch = SamplingBatch.from_rows(rows, length)
         replays = ReplayTables.of(batch.metadata, counts, drafts)
         planned = self.model.plan_replays(self._partition.rows(rows)[0], replays, tables)
-        results = None if planned is None else graphs.run_replays(planned, min(max(counts), MAX_FORWARDS))
+        count = min(max(counts), MAX_FORWARDS)
+        results = None if planned is None else graphs.run_replays(planned, count, self._copies)
         if results is None:
             return None
-        copied = self._copies.add([results.values])
         if rows[0].anchor is not None:
             self._copies.begin()  # before later replays overwrite the values
         return [
-            self._replayed(batch, ForwardOutput(hidden) if drafts is None else drafts.output(hidden), copied, number)
+            self._replayed(
+                batch, ForwardOutput(hidden) if drafts is None else drafts.output(hidden), results.values, number
+            )
             for number, hidden in enumerate(results.hidden)
         ]
 
     @staticmethod
     def _replayed(
-        batch: SamplingBatch, output: ForwardOutput, copied: Callable[[], list[Tensor]], number: int
+        batch: SamplingBatch, output: ForwardOutput, values: Callable[[], list[Tensor]], number: int
     ) -> Pending:
         anchors = [Anchor(output, index) for index in range(len(output.hidden))]
-        return Pending(anchors, lambda: replay_predictions(batch, output, copied()[0][number].numpy()))
+        return Pending(anchors, lambda: replay_predictions(batch, output, values()[0][number].numpy()))
 
 
 def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:

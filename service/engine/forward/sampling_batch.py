@@ -191,10 +191,10 @@ class SamplingBatch(Struct, frozen=True, eq=False):
 
     @property
     def unknown(self) -> NDArray[np.bool_]:
-        """Whether only the device knows where the position lies, and whether it exists: its row is ahead."""
+        """Whether only the device knows where the position lies, and whether it exists: its row's state is."""
         if self.metadata.causal:  # from left to right the number of masks says where they are
             return np.zeros(len(self), np.bool_)
-        after: NDArray[np.bool_] = np.array([row.ahead for row in self.metadata.rows])[self.row]
+        after: NDArray[np.bool_] = np.array([row.on_device for row in self.metadata.rows])[self.row]
         return after & self.chosen & (self.position < self.metadata.length)  # the next block's first one is known
 
     @property

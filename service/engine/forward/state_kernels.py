@@ -115,13 +115,13 @@ def _double(words):
 def _rule_picks(masked, lane, confidence, entropy, rule, sure, L: tl.constexpr):
     """The picks of a rule (`decode/rules.py`) among masked positions, the first ones in an order, `[PAD]`.
 
-    `rule`, five words: the order modulo 4 (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
+    `rule`, five words: the order (`_CONFIDENCE`, …), the number of picks, the bits of the threshold in float32
     (infinity: none), two words of the bound in float64 (infinity: none). There are `count` picks at least; more of them
     up to the threshold, or within the bound (`entropy_bounded`). Ties go to the lowest position. Of `JointlyAbove`
     `sure` `[1]` is the product of the confidences of earlier picks. It is returned with these picks', NaN without any:
     then no later forward has picks.
     """
-    by = tl.load(rule) % 4
+    by = tl.load(rule)
     count = tl.load(rule + 1)
     score = confidence
     if by == _LEFT:
@@ -203,8 +203,8 @@ def reveal_picks(
     inside = lane < L
     number = tl.load(param)
     sure = _double(param + 12)
-    kept = table + tl.load(param + 14) * L
-    at = kept
+    line = table + tl.load(param + 14) * L
+    at = line
     if REPLAY:
         at = states + row * L
     state = tl.load(at + lane, mask=inside, other=-1)
@@ -235,4 +235,4 @@ def reveal_picks(
         tl.store(param + 12 + single, bits.to(tl.uint32).to(tl.int32, bitcast=True))
         tl.store(param + 13 + single, (bits >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
     if REPLAY and tl.load(param + 14) > 0:
-        tl.store(kept + lane, state, mask=inside)
+        tl.store(line + lane, state, mask=inside)

@@ -41,15 +41,17 @@ def rows_of(length: int, anchor: Anchor, generator: np.random.Generator, *, draf
         row = Row(
             Block((*tokens[1:], MASKED)), number, (), writes_kv=False, sampling=sampling, entropy=True, drafts=drafts
         )
-        lines = 1 + 2 * number if number % 3 else 0
-        rows.append(replace(row, anchor=anchor, rule=rule, lines=lines, unsampled=EDIT_TOKENS if number % 2 else ()))
+        first_line = 1 + 2 * number if number % 3 else 0
+        rows.append(
+            replace(row, anchor=anchor, rule=rule, first_line=first_line, unsampled=EDIT_TOKENS if number % 2 else ())
+        )
     return [*rows, replace(rows[0], state=Block((4,) * length), writes_kv=True, sampling=None, drafts=False, rule=None)]
 
 
 def test_four_positions_step_by_step(triton_device: str) -> None:
     """Two replays over the block `5 _ _ _`, whose rule reveals the most confident pick."""
     device, rule = torch.device(triton_device), TopConfidence(1)
-    row = Row(Block((5, *[MASKED] * 3)), 0, (), writes_kv=False, sampling=SamplingParams(), rule=rule, lines=1)
+    row = Row(Block((5, *[MASKED] * 3)), 0, (), writes_kv=False, sampling=SamplingParams(), rule=rule, first_line=1)
     tables = PackedTables(device)
     params = tables.add(ReplayTables.of(SamplingMetadata([row], 4), [2], None).params)
     tokens = tables.add(tokens_and_positions([row], MASK)[0])
@@ -169,10 +171,10 @@ def test_each_replay_reveals_the_rules_picks(triton_device: str, length: int, dr
             following.append(replace(row, state=row.state.reveal(picks)))
         rows_then = following
         assert states.tensor.tolist() == tokens_and_positions(rows_then, MASK)[0].tolist()
-        kept = torch.zeros_like(table.tokens)
+        expected = torch.zeros_like(table.tokens)
         for row, state in zip(rows, states.tensor, strict=True):
-            kept[row.line] = state if row.line else 0
-        assert torch.equal(table.tokens, kept)
+            expected[row.line] = state if row.line else 0
+        assert torch.equal(table.tokens, expected)
     assert sent.params.tensor[:, 0].tolist() == [FORWARDS] * len(rows)
 
 

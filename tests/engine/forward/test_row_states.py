@@ -38,7 +38,9 @@ def test_four_positions_step_by_step(device: str) -> None:
     table, tables = StateTable(1, 4, MASK, torch.device(device)), PackedTables(torch.device(device))
     table.tokens[1] = torch.tensor([7, MASK, MASK, 9])
     rule, sampling = TopConfidence(1), SamplingParams(0.7, seed=5)
-    row = Row(Block((0, *[MASKED] * 3)), 2, (), writes_kv=True, sampling=sampling, rule=rule, ahead=True, lines=1)
+    row = Row(
+        Block((0, *[MASKED] * 3)), 2, (), writes_kv=True, sampling=sampling, rule=rule, on_device=True, first_line=1
+    )
     batch = SamplingBatch.from_rows([row], 4)
     tokens, lines = tables.add(tokens_and_positions([row], MASK)[0]), tables.add(lines_of([row]))
     positions, params = tables.add(batch.flat.astype(np.int32)), tables.add(_params(batch))
@@ -47,7 +49,7 @@ def test_four_positions_step_by_step(device: str) -> None:
     tables.send()
 
     pages = Pages(1, device)
-    table.place(tokens.tensor, lines.tensor, pages)
+    table.place_states(tokens.tensor, lines.tensor, pages)
     assert tokens.tensor.tolist() == [[7, MASK, MASK, 9]]
     assert pages.tables[1].tolist() == [-1]  # it is not complete, so its page is not written
 
@@ -78,15 +80,15 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
     for number, state in enumerate(states):
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
         index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), device_rules()))
-        lines = 1 + 2 * number
-        row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule, lines=lines)
+        first_line = 1 + 2 * number
+        row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule, first_line=first_line)
         if sub_block is not None and state.complete:
             row = replace(row, opens_next=draw(st.booleans()), rule=None)
         with_states.append(row)
         if draw(st.booleans()):
             masked = draw(st.integers(len(state.masked), length)) if sub_block is None else len(state.masked)
             supposed = Block((0,) * (length - masked) + (MASKED,) * masked)
-            row = replace(row, state=supposed, ahead=True, writes_kv=True)
+            row = replace(row, state=supposed, on_device=True, writes_kv=True)
         named.append(row)
     return named, with_states, sub_block
 
@@ -122,9 +124,9 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     table = StateTable(len(named), length, MASK, torch.device(device))
     wanted = _tensor([row.state for row in with_states])
     for row, state in zip(named, wanted, strict=True):
-        if row.ahead:
+        if row.on_device:
             table.tokens[row.line] = state
-    assert table.known(named) == with_states
+    assert table.with_states(named) == with_states
 
     tables, batch = PackedTables(torch.device(device)), SamplingBatch.from_rows(named, length, sub_block)
     lines, pages = lines_of(named), Pages(len(named), device)
@@ -138,10 +140,10 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
     indices = rng.permutation(len(batch)) if shuffled else np.arange(len(batch))
     reveal = planned and planned.plan_reveal(indices, tables)
     tables.send()
-    table.place(tokens.tensor, sent_lines.tensor, pages)
+    table.place_states(tokens.tensor, sent_lines.tensor, pages)
     assert torch.equal(tokens.tensor.cpu(), wanted)
-    assert torch.equal(_kept(table, named), wanted[[row.line > 0 for row in named]])
-    final = [then.state.complete or not row.ahead for row, then in zip(named, with_states, strict=True)]
+    assert torch.equal(_states_of(table, named), wanted[[row.line > 0 for row in named]])
+    final = [then.state.complete or not row.on_device for row, then in zip(named, with_states, strict=True)]
     assert pages.tables[0].tolist() == final
     assert pages.tables[1].tolist() == [page if stays else -1 for page, stays in enumerate(final)]
 
@@ -176,11 +178,11 @@ def test_the_device_places_locates_and_reveals_as_the_host(device: str, world, s
         columns = chosen[at].tolist(), confidences[at].tolist()
         prediction = Prediction(row.state.masked[:count], *columns, entropies=entropies[at].tolist())
         after.append(row.state.reveal(row.rule(prediction)) if row.rule is not None and len(at) else row.state)
-    assert torch.equal(_kept(table, named), _tensor(after)[[row.line > 0 for row in named]])
+    assert torch.equal(_states_of(table, named), _tensor(after)[[row.line > 0 for row in named]])
     assert not table.tokens[0].any()
 
 
-def _kept(table: StateTable, rows: list[Row]) -> torch.Tensor:
+def _states_of(table: StateTable, rows: list[Row]) -> torch.Tensor:
     """The states that the table has of rows."""
     return table.tokens[[row.line for row in rows if row.line]].cpu()
 
