@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from service.decode.block import MASKED, Block
-from service.decode.canvas import Canvas
+from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Evaluate, Prediction
 from service.engine import BlockEvent, EngineDeps
@@ -295,3 +295,13 @@ def test_requests_beyond_the_lines_of_the_first_ones_go_ahead_too() -> None:
         device.unread, device.num_unread = [], 0  # the last forward of an answer is dropped
         engine.generate([request_of(str(number), [number + 1], Static(), 16)])
         assert max(device.unread) == 2
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_no_drafts_are_searched_for_a_forward_that_has_begun(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=SLOW_HOST), async_scheduling=ahead)
+    engine.submit(request_of("x", [5, 6, 7], Speculative("auto"), 40))
+    engine.step()
+    budget, [running] = DraftBudget(0.0, 8, 2), engine._scheduler.running
+    monkeypatch.setattr(type(running.drafts), "budget", lambda _: budget)
+    assert running._canvas.budget() == (DraftBudget() if ahead else budget)
