@@ -79,7 +79,7 @@ def test_the_error_of_a_failed_rank_ends_the_executor() -> None:
         engine = engine_on(ranks)
         engine.submit(request())
         engine.step()
-        networks = engine._executor._runner.model  # type: ignore[attr-defined]
+        networks = engine._runner.model
         row = Row(Block((10**6, 1, 2, 3)), 0, [0], writes_kv=True)
         forward = networks.plan("backbone", RowGroup([row], range(1)), PackedTables(torch.device("cpu")))
         with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):
