@@ -32,7 +32,7 @@ SHARED: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_all_kinds_share_knows_none(name: str) -> None:
+def test_shared_files_know_no_kind_of_model(name: str) -> None:
     nodes = list(ast.walk(ast.parse((ENGINE / name).read_text("utf-8"))))
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name)} | {
