@@ -305,3 +305,25 @@ def test_no_drafts_are_searched_for_a_forward_that_has_begun(ahead: bool, monkey
     budget, [running] = DraftBudget(0.0, 8, 2), engine._scheduler.running
     monkeypatch.setattr(type(running.drafts), "budget", lambda _: budget)
     assert running._canvas.budget() == (DraftBudget() if ahead else budget)
+
+
+class Writes(Device):
+    """A device that remembers the blocks that its forwards store."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.stored: list[int] = []
+
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
+        if network == "backbone":
+            final = self.model.states.with_states(rows)
+            self.stored += [row.index for row in final if row.writes_kv and row.state.complete]
+        return super().begin(network, rows)
+
+
+@pytest.mark.parametrize("mode", [*PACED, *UNCERTAIN])
+def test_each_block_is_stored_once_and_in_its_order(mode) -> None:
+    engine, device = engine_over(Writes, tiny_checkpoint(1), EngineDeps(costs=SLOW_HOST), async_scheduling=True)
+    engine.generate([request_of("x", [5, 6, 7, 8, 9], mode, 48)])
+    assert device.stored == [*range(len(device.stored))]
+    assert len(device.stored) >= 12
