@@ -178,13 +178,10 @@ class DiffusionRequest(DecodingRequest):
             self._send(tuple(predictions[first:]))
             return
         row, read = rows[first], predictions[first:]
-        if row.writes_kv:  # whether its state was complete is known now
-            if self._index == row.index:
-                read = read[:1]
-            elif len(read) == 1:
+        if row.writes_kv and self._index > row.index:  # its state was complete, so it has stored its block
+            if len(read) == 1:
                 return
-            else:
-                row, read = rows[first + 1], read[1:]
+            row, read = rows[first + 1], read[1:]
         if row.on_device:
             read = [of_state(read[0], self._canvas.block)]
         self._send(tuple(read))

@@ -20,7 +20,7 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
-from tests.engine.helpers import SLOW_HOST, checked, events_of, random_requests, request_of
+from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
 from tests.tiny import FAST_DLLM, I_DLM, tiny_checkpoint
@@ -327,3 +327,10 @@ def test_each_block_is_stored_once_and_in_its_order(mode) -> None:
     engine.generate([request_of("x", [5, 6, 7, 8, 9], mode, 48)])
     assert device.stored == [*range(len(device.stored))]
     assert len(device.stored) >= 12
+
+
+@pytest.mark.parametrize("mode", UNCERTAIN[:4])
+def test_a_block_that_may_be_complete_waits_while_rows_are_dear(mode) -> None:
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=DEAR_ROWS), async_scheduling=True)
+    engine.generate([request_of(str(number), [number + 1], mode, 16) for number in range(3)])
+    assert set(device.unread) == {1}
