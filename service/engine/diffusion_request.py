@@ -103,9 +103,7 @@ class DiffusionRequest(DecodingRequest):
         drafts, lookahead = self._drafts_ahead, self._lookahead
         if drafts is not None and isinstance(self._query, Refine):
             return drafts.rows() if 0 < self._num_unread <= self.num_replays else []
-        if lookahead is None:
-            return []
-        if lookahead.next is None and lookahead.unsettled is None:
+        if lookahead is None or (lookahead.next is None and lookahead.unsettled is None):
             return []
         # Stored blocks do not wait for a refinement. Where only the device knows their tokens, their lines are soon
         # other blocks'
