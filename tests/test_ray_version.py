@@ -97,8 +97,8 @@ def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
     """The patterns, and the pieces of Serve's text that they are to find."""
     text = " ".join(Path(deployment_state.__file__).read_text("utf-8").split())
     for pattern, message, pieces in (
-        (readiness.LEFT, "Retrying 2 more time(s). Error:", ("Retrying{", "more time(s)")),
-        (readiness.IN_VAIN, "failed to start 3 times in a row", ("failed to start ", "times in a row")),
+        (readiness.TRIES_LEFT, "Retrying 2 more time(s). Error:", ("Retrying{", "more time(s)")),
+        (readiness.FAILED_STARTS, "failed to start 3 times in a row", ("failed to start ", "times in a row")),
         (
             serve_state.SLOW,
             "that have taken more than 30s to initialize.",

@@ -28,8 +28,8 @@ _ANSWER_S = 3.0
 #: our errors that every further try would repeat, since the checkpoint or setting stays the same
 _OURS = ("CheckpointError", "SettingsError")
 #: Serve's messages about further and failed tries
-LEFT = re.compile(r"Retrying (\d+) more time")
-IN_VAIN = re.compile(r"failed to start (\d+) times in a row")
+TRIES_LEFT = re.compile(r"Retrying (\d+) more time")
+FAILED_STARTS = re.compile(r"failed to start (\d+) times in a row")
 
 
 def wait_until_ready(application: str, port: OwnPort, say: Say) -> None:
@@ -52,7 +52,7 @@ def refuse(seen: Any) -> None:
     """SettingsError if the application will never serve."""
     for deployment in seen.deployments.values():
         if deployment.status == "DEPLOY_FAILED" or last_line(deployment.message).startswith(_OURS):
-            tries = IN_VAIN.search(deployment.message)
+            tries = FAILED_STARTS.search(deployment.message)
             reason = _failure(deployment.message) + (f", {tries[1]} times in a row" if tries else "")
             raise SettingsError(f"the service did not start: {reason}")
     if seen.status == "DEPLOY_FAILED":
@@ -74,7 +74,7 @@ class News:
             return
         name, deployment = max(waiting, key=lambda item: bool(_failure(item[1].message)))
         failure = _failure(deployment.message) or trouble()
-        if tries := LEFT.search(deployment.message):
+        if tries := TRIES_LEFT.search(deployment.message):
             failure += f"; {tries[1]} more tries"
         count = counted(deployment)
         report = (count.split()[0], failure)  # the number of running replicas, without the states of the others
