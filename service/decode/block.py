@@ -80,6 +80,14 @@ class Block(Struct, frozen=True, gc=False):
         return Block(tuple(MASKED if source < 0 else self.tokens[source] for source in sources))
 
 
+class Draft(Struct, frozen=True, gc=False):
+    """A state to be verified."""
+
+    number: int  # its index among the drafts, from 1 on
+    picks: tuple[Pick, ...]  # they lead to it from the state before
+    gain: float = 0.0  # the expected number of tokens gained by verifying it; a chain does not estimate it
+
+
 class Step(Struct, frozen=True, array_like=True, gc=False):
     """One decision and its effect on a block. Traces and statistics are made from steps."""
 

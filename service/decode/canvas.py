@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block, Pick, Step, StepKind
+from service.decode.block import MASKED, Block, Draft, Pick, Step, StepKind
 
 if TYPE_CHECKING:
-    from service.decode.drafts import Draft
     from service.decode.policy import Prediction
     from service.decode.rules import Rule
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 
-from msgspec import Struct
-
-from service.decode.block import MASKED, Block, Pick
+from service.decode.block import MASKED, Block, Draft, Pick
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.policy import Prediction, Query, Refine
 from service.decode.rules import LeftToRight, Rule, TopConfidence
@@ -35,14 +33,6 @@ _SEVERAL = 0.45
 _ONE = TopConfidence(1)
 #: the rule whose next position is certain
 _NEXT = LeftToRight(1)
-
-
-class Draft(Struct, frozen=True, gc=False):
-    """A state to be verified."""
-
-    number: int  # its index among the drafts, from 1 on
-    picks: tuple[Pick, ...]  # they lead to it from the state before
-    gain: float = 0.0  # the expected number of tokens gained by verifying it; a chain does not estimate it
 
 
 #: the drafts by their states, in the order of their numbers

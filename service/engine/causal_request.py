@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block, Pick
+from service.decode.block import MASKED, Block, Draft, Pick
 from service.decode.canvas import DraftBudget
-from service.decode.drafts import Draft
 from service.decode.modes import Speculative
 from service.decode.policy import Evaluate, Prediction
 from service.decode.rules import LeftToRight

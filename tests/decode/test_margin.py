@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from service.decode.block import MASKED, Block, Pick
+from service.decode.block import MASKED, Block, Draft, Pick
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget
-from service.decode.drafts import Draft
 from service.decode.mode import RuleMode
 from service.decode.modes import Speculative, Static
 from service.decode.modes.speculative import accept_within_margin

@@ -3,29 +3,16 @@
 Memory is allocated when a forward begins. Rows stay in order, so a row still reads the KV that rows before it wrote.
 """
 
-from __future__ import annotations
-
-import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
-
-import torch
 
 from service.decode.policy import Prediction
 from service.engine.forward.model_forward import Network
-from service.engine.forward.pending import Pending, done
+from service.engine.forward.pending import Pending, attempt, done
 from service.engine.forward.rows import Row
-from service.model.device import is_out_of_memory
-
-if TYPE_CHECKING:
-    from service.engine.forward.runner import ModelRunner
-
-_log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
+from service.engine.forward.runner import ModelRunner
 
 #: the number of full forwards after which the limit of rows doubles
 _PATIENCE = 256
@@ -80,18 +67,3 @@ class OomBackoff:
     def begin_replays(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Pending] | None:
         """As `ModelRunner.begin_replays`. None also if the device has no memory for them."""
         return attempt(partial(self.runner.begin_replays, counts=counts), rows)
-
-
-def attempt(forward: Callable[[Sequence[Row]], _T], rows: Sequence[Row]) -> _T | None:
-    """Begins rows' forwards. None if there is no memory for them."""
-    try:
-        return forward(rows)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        _log.warning("a forward over %d rows ran out of memory: %s", len(rows), str(error))
-    # Here, after the handler, the traceback is gone, and with it the tensors of the forward. For the same reason the
-    # log gets the text of the error only.
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    return None

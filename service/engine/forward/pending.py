@@ -1,12 +1,20 @@
 """A forward that has begun: what later forwards may already read of it, and its results."""
 
+import logging
 from collections.abc import Callable, Sequence
 from operator import itemgetter
+from typing import TypeVar
 
+import torch
 from msgspec import Struct
 
 from service.decode.policy import Prediction
-from service.engine.forward.rows import Anchor
+from service.engine.forward.rows import Anchor, Row
+from service.model.device import is_out_of_memory
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Pending(Struct, frozen=True):
@@ -45,3 +53,18 @@ class Pending(Struct, frozen=True):
 def done(results: Sequence[Prediction]) -> Pending:
     """A forward that is done."""
     return Pending([result.handle for result in results], lambda: results)
+
+
+def attempt(forward: Callable[[Sequence[Row]], _T], rows: Sequence[Row]) -> _T | None:
+    """Begins rows' forwards. None if there is no memory for them."""
+    try:
+        return forward(rows)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _log.warning("a forward over %d rows ran out of memory: %s", len(rows), str(error))
+    # Here, after the handler, the traceback is gone, and with it the tensors of the forward. For the same reason the
+    # log gets the text of the error only.
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return None

@@ -20,9 +20,8 @@ from service.decode.rules import TopConfidence
 from service.engine.forward.draft_vocabulary import DraftVocabulary
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
-from service.engine.forward.oom_backoff import attempt
 from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
-from service.engine.forward.pending import Pending
+from service.engine.forward.pending import Pending, attempt
 from service.engine.forward.replays import MAX_FORWARDS, ReplayTables, can_replay, replay_predictions
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampler import Sampler
