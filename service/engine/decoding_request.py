@@ -128,7 +128,7 @@ class DecodingRequest(RunningRequest):
             return
         self._num_recorded = len(steps)
         new_steps = steps[first:]
-        self.drafts.record(evaluated, new_steps, ahead=self._num_unread > 0)
+        self.drafts.record(evaluated, new_steps)
         if self.request.report_steps and new_steps:
             self.stats.add_progress(self._num_blocks, first, new_steps)
 

@@ -130,6 +130,8 @@ class DiffusionRequest(DecodingRequest):
             row = replace(row, rescore=query.edit, edits=True)
         if lookahead is not None and len(query.states) == 1 and (lookahead.pace.mrp_steps > 0 or lookahead.is_open):
             row = replace(row, rule=self._rule)
+        if row.drafts and not self.drafts.refines:
+            row = replace(row, drafts=False)
         rows = [replace(row, state=query.states[0], index=self._index)]
         if len(query.states) > 1:
             rows += [replace(rows[0], state=state, kind="verify") for state in query.states[1:]]

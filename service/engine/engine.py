@@ -97,7 +97,7 @@ class Engine:
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
         config = replace(config, async_scheduling=config.goes_ahead(checkpoint.device.type) and runner.keeps_states)
         measured = partial(measure, runner, config.max_rows, has_mrp, clock, ahead=bool(config.async_scheduling))
-        self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size)
+        self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size, deps.clock)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, self.model, config, self._planner, prompt_rows)
         self._observer = SafeObserver(observer)
@@ -238,6 +238,8 @@ class Engine:
             self._profiler.begin_step()
         start, model = self._clock(), self._runner.model
         events = self.expire()
+        if not self._scheduler.running:
+            self._planner.idle()
         self.start_queued()
         num_rows = self._begin_steps()
         forwards: Counter[ForwardKind] = Counter()

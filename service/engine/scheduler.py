@@ -80,16 +80,16 @@ class Scheduler:
 
         The next request blocks all later requests until its pages are free, so that long requests are served, too.
         """
-        started, expected = [], min(self._max_running, len(self.running) + len(self.waiting))
+        started = []
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
-            request, mode = first.request, first.request.mode
-            mrp_steps = self._planner.mrp_steps(request, expected)
-            prefix = Prefix(first.blocks, request.sharing.cache_salt, mode.needs_mrp or bool(mrp_steps))
+            request = first.request
+            uses_mrp = self._planner.starts_with_mrp(request)
+            prefix = Prefix(first.blocks, request.sharing.cache_salt, uses_mrp)
             lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
             if lease is None:
                 break
             self.waiting.pop()
-            drafts = self._planner.plan_drafts(request, mrp_steps)
+            drafts = self._planner.plan_drafts(request, uses_mrp=uses_mrp)
             first_line = self._lines.pop() if self._lines else 0
             running = _running(Admitted(request, self._model, lease, first.submitted, drafts, first_line))
             if self._pages.shares:
@@ -130,7 +130,7 @@ class Scheduler:
         order, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
         chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}
         served, self._left_out = self._serve(order, chunks, limits)
-        self._planner.begin(len(served if limits else order))
+        self._planner.begin(len(served if limits else order), sum(chunks.values()))
         return self._without_poor_drafts(served)
 
     def _share_prompts(self, prompts: dict[RunningRequest, int]) -> set[RunningRequest]:
@@ -250,6 +250,7 @@ class Scheduler:
         self._pages.release(running.lease)
         if running.first_line:  # forwards that have begun are computed before a later request's
             self._lines.append(running.first_line)
+        running.drafts.end()
         running.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:

@@ -52,7 +52,7 @@ class RunningStep:
         self._planner.work = self._work
         for forward in self._forwards:
             self._read(forward, counts)
-        while plan := [(running, rows) for running in self._with_mrp if (rows := running.next_refinement())]:
+        while plan := _without_stored([(r, rows) for r in self._with_mrp if (rows := r.next_refinement())]):
             for forward in self._begin_refinements(plan):
                 self._read(forward, counts)
         self._planner.end(self._mrp_rows)
@@ -136,7 +136,12 @@ def kinds_of(rows: Sequence[Row]) -> tuple[ForwardKind, ...]:
 
 def _refinements_ahead(requests: Iterable[RunningRequest]) -> StepRows:
     live = [running for running in requests if running.finish_reason is None]
-    return [(running, rows) for running in live if (rows := running.next_refinement_ahead())]
+    return _without_stored([(running, rows) for running in live if (rows := running.next_refinement_ahead())])
+
+
+def _without_stored(plan: StepRows) -> StepRows:
+    """The rows for MRP, none while only stored blocks ask for it that can wait: it reads them all in one forward."""
+    return plan if any(rows[-1].sampling is not None or running.blocks.mrp_is_due for running, rows in plan) else []
 
 
 def end_alone(running: RunningRequest, error: Exception) -> None:

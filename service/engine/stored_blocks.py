@@ -47,6 +47,8 @@ class StoredBlocks:
     def add(self, block: Block, index: int, kind: ForwardKind = "commit") -> None:
         """A block is finished, and its tokens are known. Perhaps a row ahead already stores it."""
         self._finished.append(block.tokens)
+        if self.for_mrp and self.for_mrp[-1].index == index:  # its line is soon another block's
+            self.for_mrp[-1] = replace(self.for_mrp[-1], state=block, on_device=False)
         if index == self._next:
             self._add_row(Row(block, index, self._lease.pages, writes_kv=True, kind=kind))
         self._share()
@@ -106,6 +108,14 @@ class StoredBlocks:
         self.unwritten.popleft()
         self._store(1)
         return True
+
+    @property
+    def mrp_is_due(self) -> bool:
+        """Whether MRP reads the blocks now that it has not read, also if nothing else is asked of it.
+
+        Few blocks wait, as each keeps the hidden states of a whole forward.
+        """
+        return len(self.for_mrp) > 1
 
     def clear(self) -> None:
         self._finished.clear()

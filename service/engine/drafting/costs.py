@@ -36,7 +36,7 @@ _SLICE_S = 0.005
 _DENT, _DENT_ROUNDS = 1.15, 2
 #: for the cost of reading pages: the number of blocks before the rows, and the number of states of one block
 _LONG, _STATES = 256, 8
-#: states of the tree whose search is measured; the forwards before it, and the trees after each
+#: the states of the tree whose search is measured, and the searches, each after a forward
 _DRAFTS, _TREES = 2, 5
 #: Forwards of more rows than the largest tree of one request are measured up to this many seconds. Arithmetic dominates
 #: the time of longer forwards, so the curve continues as a straight line.
@@ -118,14 +118,13 @@ class StepCosts:
     """The times of forwards of the backbone and of MRP (None without MRP), all in one unit.
 
     The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row. `draft`: the time in
-    which a policy finds one state; `search`: that time right after a forward, whose layers have emptied the caches.
+    which a policy finds one state, right after a forward, whose layers have emptied the caches.
     `turn`: the time that a forward begun ahead of the last one's results saves, by its rows; None: none begins ahead.
     """
 
     backbone: Curve
     mrp: Curve | None = None
     draft: float = 0.0
-    search: float = 0.0
     page: float = 0.0
     prefix: int = 0
     turn: Curve | None = None
@@ -159,7 +158,7 @@ def measure(
     backbone = _fastest(lambda rows: _forward(runner, "backbone", apart(row, rows)), counts, clock)
     graphs = runner.model.graphs
     backbone = replace(backbone, sizes=tuple(graphs.sizes) if graphs is not None else ())
-    search, draft = _searching(runner, row, clock)
+    draft = _searching(runner, row, clock)
     page, mrp = _reading(runner, clock), None
     if has_mrp:
         anchored = structs.replace(row, anchor=prediction.handle, rule=TopConfidence() if ahead else None)
@@ -168,7 +167,7 @@ def measure(
         points = tuple((rows, seconds / together) for rows, seconds in mrp.points)
         mrp = replace(mrp, points=points, sizes=backbone.sizes)
     turn = _turns(runner, row, backbone, clock) if ahead else None
-    return StepCosts(backbone, mrp, draft, search, page, prefix=row.index, turn=turn)
+    return StepCosts(backbone, mrp, draft, page, prefix=row.index, turn=turn)
 
 
 def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
@@ -222,8 +221,8 @@ def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
     return max(0.0, seconds(far) - seconds(near)) / (_STATES * (far.index - near.index))
 
 
-def _searching(runner: ModelRunner, row: Row, clock: Callable[[], float]) -> tuple[float, float]:
-    rule, times = TopConfidence(1), list[list[float]]()
+def _searching(runner: ModelRunner, row: Row, clock: Callable[[], float]) -> float:
+    rule, times = TopConfidence(1), list[float]()
 
     def draft(canvas: Canvas, prediction: Prediction) -> None:
         for _ in tree(canvas, prediction, rule, DraftBudget(0.0, _DRAFTS)):
@@ -233,8 +232,8 @@ def _searching(runner: ModelRunner, row: Row, clock: Callable[[], float]) -> tup
         (prediction,) = runner.begin("backbone", [row])()
         canvas = Canvas(row.state.reveal(rule(prediction)), ends=lambda _: False)
         search = partial(draft, canvas, prediction)
-        times.append([_seconds(search, clock) / _DRAFTS for _ in range(_TREES)])
-    return min(first for first, *_ in times), min(map(min, times))
+        times.append(_seconds(search, clock) / _DRAFTS)
+    return min(times)
 
 
 def _fastest(

@@ -1,19 +1,23 @@
-"""The number of drafts to verify at the current load, by the price of a row in tokens: `mrp_steps: "auto"`.
+"""The drafts of requests with `mrp_steps: "auto"`: which plan runs, and which drafts are worth their price.
 
-The aim is the most tokens per second. Verifying a state that is passed with probability p gains p tokens. It is worth
-its cost if p is larger than the number of tokens that the batch could decode in the time of one row (Dinkelbach's
-method). Times come from the measured table (`costs.py`), so a slow machine makes the same choices.
+Which plan runs is the clock's affair (`plan_clock.py`): no drafts, so that steps begin ahead; drafts of the backbone's
+predictions; or drafts that MRP refines. All such requests of a step have one plan, since one that waits for results
+makes all wait.
 
-`row` is the price by which a request's tree grows. `affordable_drafts` cuts the trees of a forward together, by the
-table itself. If searches gain less than they cost, only one step in `_TRIAL` searches.
+Which drafts a forward reads is a matter of prices. Verifying a state that is passed with probability p gains p tokens.
+It is worth its cost if p is larger than the number of tokens that the batch could decode in the time of one row
+(Dinkelbach's method). Times come from the measured table (`costs.py`), so a slow machine makes the same choices. `row`
+is the price by which a request's tree grows. `affordable_drafts` cuts the trees of a forward together, by the table
+itself.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, log, log2
 from operator import itemgetter
 
 from service.decode.block import Step
@@ -22,30 +26,48 @@ from service.decode.drafts import worth_drafting
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.estimates import REFINED_SHARE, MrpChoice, MrpOption, Reliability
+from service.engine.drafting.plan_clock import PlanChoice, PlanClock
+from service.engine.drafting.reliability import Reliability
 from service.engine.request import GenerationRequest
 
+#: the plans of requests with `auto`, by number
+PLAIN, DRAFTS, REFINED = range(3)
+#: the MRP forwards for a refined tree of drafts
+_MRP_STEPS = 2
 #: weight of a step in the running means, and the number of steps after which prices follow them
 _FRESH, _REFRESH = 1 / 16, 8
-#: the steps per step that searches where searches cost more than they gain
-_TRIAL = 16
 #: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and
 #: `affordable_drafts` knows which.
 _FILLED_SHARE = 0.5
+#: the share of requests that an MRP forward refines
+_REFINED_SHARE = 0.6
+#: The expected gain of a plan before its first trial, measured on the demo (dev/lab/performance-log.md): a tree gives
+#: _GAIN * log2(1 + states) more steps per forward, with MRP in blocks of 8 `_REFINED_GAIN` times as many. In smaller
+#: blocks and in trees of fewer states than `_SMALL` MRP gains less.
+_GAIN, _REFINED_GAIN, _SMALL, _SIZES = 0.45, 1.35, 4, (1, 2, 4, 8, 16)
 
 #: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
 _Kind = tuple[str, bool, bool, bool]
 
 
 class DraftPlanner:
-    """The prices of one engine. `costs`: the costs, or a function that measures them once they are needed."""
+    """The plan and the prices of one engine. `costs`: the costs, or a function that measures them once needed.
 
-    def __init__(self, costs: StepCosts | Callable[[], StepCosts], max_rows: int, block_size: int = 8) -> None:
+    `clock`: the engine's, in seconds.
+    """
+
+    def __init__(
+        self,
+        costs: StepCosts | Callable[[], StepCosts],
+        max_rows: int,
+        block_size: int = 8,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_rows, self._block_size = max_rows, block_size
-        self._costs = costs
+        self._costs, self._clock = costs, PlanClock(clock)
+        self._choice: PlanChoice | None = None  # of requests with `auto`, from the first one on
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
-        self._ahead = 0.0  # and the share of requests whose next forward begins ahead
         self.work, self._steps = StepWork(), 0
         self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests, until a step ends
         self._slopes: dict[int, tuple[float, float]] = {}
@@ -53,55 +75,88 @@ class DraftPlanner:
         self._seconds: list[float] = []  # the time of a forward by its number of rows
         #: the budgets by MRP forwards, price of pages, running requests, and kind of drafts
         self._budgets: dict[tuple[int, float, int, Reliability], DraftBudget] = {}
-        self._mrp_choices: dict[_Kind, MrpChoice] = {}
-        self._reliabilities: dict[tuple[_Kind, int], Reliability] = {}
+        self._reliabilities: dict[tuple[_Kind, bool], Reliability] = {}
 
     def costs(self) -> StepCosts:
         if not isinstance(self._costs, StepCosts):
             self._costs = self._costs()
         return self._costs
 
-    def mrp_steps(self, request: GenerationRequest, num_running: int) -> int | None:
-        """The number of MRP forwards for the drafts of a new request. None if the engine does not choose it.
+    @property
+    def plan(self) -> int:
+        """The plan of requests with `auto`."""
+        return PLAIN if self._choice is None else self._choice.plan
 
-        `num_running`: the running requests once this one and all others that can start now have started.
-        """
+    def starts_with_mrp(self, request: GenerationRequest) -> bool:
+        """Whether a request that starts now needs MRP's part of its pages."""
         if not leaves_drafts_open(request.mode):
-            return None
-        costs = self.costs().with_pages(self._pages)
-        return self._mrp_choice(_kind(request)).best(costs, num_running, self._max_states(num_running))
+            return request.mode.needs_mrp
+        if self._choice is None:
+            plans = 2 if self.costs().mrp is None else 3
+            self._choice = self._clock.add(PlanChoice(plans, self._prior, {REFINED}))
+        return self._choice.starting == REFINED
 
-    def plan_drafts(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
-        """The drafts of a request that starts. `mrp_steps`: the result of the method `mrp_steps`."""
-        mode = request.mode
-        if mrp_steps is None:
-            return RequestDrafts(self, mode.needs_mrp, getattr(mode, "mrp_steps", None))
+    def plan_drafts(self, request: GenerationRequest, *, uses_mrp: bool) -> RequestDrafts:
+        """The drafts of a request that starts. `uses_mrp`: the result of `starts_with_mrp`."""
+        mode, choice = request.mode, self._choice
+        if choice is None or not leaves_drafts_open(mode):
+            return RequestDrafts(self, uses_mrp, getattr(mode, "mrp_steps", None))
         kind = _kind(request)
-        reliability = self._reliabilities.setdefault((kind, mrp_steps), Reliability())
-        return PlannedDrafts(self, request, self._mrp_choice(kind).take(mrp_steps), reliability)
+        plain, refined = [self._reliabilities.setdefault((kind, refines), Reliability()) for refines in (False, True)]
+        choice.started[choice.starting] += 1
+        return PlannedDrafts(self, request, choice.starting, (plain, refined if uses_mrp else plain))
 
-    def _mrp_choice(self, kind: _Kind) -> MrpChoice:
-        return self._mrp_choices.setdefault(kind, MrpChoice(self._block_size))
+    def end_request(self, plan: int) -> None:
+        """A request that started with a plan is over."""
+        if self._choice is not None:
+            self._choice.started[plan] -= 1
 
-    def begin(self, num_running: int) -> None:
-        self.work = StepWork(max(1, num_running))
+    def _prior(self, plan: int, num_running: int) -> float:
+        """The expected log of a plan's tokens a second over those without drafts, by the table."""
+        costs, times = self.costs(), list[float]()
+        refines = plan == REFINED and costs.mrp is not None
+        refining = _MRP_STEPS * costs.mrp.filled(num_running) if refines and costs.mrp else 0.0
+        factor = 1.0 + (_REFINED_GAIN - 1.0) * max(0.0, log2(self._block_size) - 1.0) / 2.0 if refines else 1.0
+        for states in [states for states in _SIZES if states <= self._max_states(num_running)]:
+            size = log2(1 + states)
+            steps = 1.0 + _GAIN * size * (1.0 + (factor - 1.0) * min(1.0, size / log2(1 + _SMALL)))
+            seconds = costs.backbone.filled(num_running * (1 + states)) + num_running * states * costs.draft + refining
+            times.append(seconds / steps)
+        plain = costs.backbone.filled(num_running) - self._turn(num_running)
+        return log(max(plain, 1e-9) / max(min(times, default=plain), 1e-9))
+
+    def idle(self) -> None:
+        """No request runs."""
+        self._clock.idle()
+
+    def begin(self, num_running: int, prompt_rows: int = 0) -> None:
+        """A step begins of so many requests. `prompt_rows`: its rows of prompts."""
+        self.work = StepWork(max(1, num_running), prompt_rows)
         self._steps += 1
 
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running)
+        if self._choice is not None:
+            self._clock.end(step.num_running, step.tokens, self._prompt_seconds(step))
         if not step.requests:
             return
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._free_rows.clear()
         self._pages += _FRESH * (step.pages / step.rows - self._pages)
-        self._ahead += _FRESH * (step.ahead / step.requests - self._ahead)
         if isinstance(self._costs, StepCosts) and self._costs.mrp:
             spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
             self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
         if self._steps % _REFRESH == 0:
             self._slopes.clear()
             self._budgets.clear()
+
+    def _prompt_seconds(self, step: StepWork) -> float:
+        """The time by which rows of prompts made a step longer."""
+        if not step.prompt_rows:
+            return 0.0
+        backbone = self.costs().backbone
+        return backbone.filled(step.rows + step.prompt_rows) - backbone.filled(max(1, step.rows))
 
     def row(self, pages: int = 0) -> float:
         """The price, in tokens, of one more row that reads `pages` pages."""
@@ -133,7 +188,7 @@ class DraftPlanner:
     def forward_time(self, num_running: int) -> float:
         costs, rows = self.costs(), num_running * self._rows
         reading = rows * costs.reading(self._pages)
-        return (costs.backbone.at(rows) - self._ahead * self._turn(num_running) + reading) * (1 + self._mrp)
+        return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
 
     def rows_are_free(self) -> bool:
         """Whether a forward ahead of results takes less time with a second row for each request than one in turns.
@@ -156,30 +211,22 @@ class DraftPlanner:
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
         """The current budget of a request, by the reliability of its kind of drafts and the pages of each state."""
         key = mrp_steps, self.costs().reading(pages), self.work.num_running, reliability
-        if (budget := self._budgets.get(key)) is None or (not budget.states and self._steps % _TRIAL == 0):
+        if (budget := self._budgets.get(key)) is None:
             self._budgets[key] = budget = self._new_budget(mrp_steps, reliability, self.row(pages))
         return budget
 
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float) -> DraftBudget:
-        num_running = self.work.num_running
-        max_states = self._max_states(num_running)
-        if self._steps % _TRIAL and not reliability.searches.are_worth(num_running, self.search()):
-            return DraftBudget()
+        max_states = self._max_states(self.work.num_running)
         if price >= 1:
             return DraftBudget(price, max_states, mrp_steps)
         price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
         refine = self.refinement() if mrp_steps else 0.0
         return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
 
-    def search(self) -> float:
-        """The price, in tokens, of one request's search, whose forward cannot begin ahead."""
-        count = self.work.num_running
-        return (self.costs().search + self._turn(count) / count) * self._slope_and_rate()[1]
-
     def refinement(self) -> float:
-        """The price, in tokens, of one request's part of an MRP forward, which about `REFINED_SHARE` of all share."""
+        """The price, in tokens, of one request's part of an MRP forward, which `_REFINED_SHARE` of all share."""
         costs, count = self.costs(), self.work.num_running
-        sharing = max(1.0, REFINED_SHARE * count)
+        sharing = max(1.0, _REFINED_SHARE * count)
         return costs.mrp.filled(count) / sharing * self._slope_and_rate()[1] if costs.mrp else 0.0
 
     def _max_states(self, num_running: int) -> int:
@@ -229,6 +276,11 @@ class RequestDrafts:
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
         self.followed = 0
 
+    @property
+    def refines(self) -> bool:
+        """Whether MRP may be asked once the next forward is read."""
+        return self.uses_mrp
+
     def budget(self) -> DraftBudget:
         return DraftBudget()
 
@@ -244,77 +296,79 @@ class RequestDrafts:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
         return list(gains)
 
-    def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
-        """Counts a reading of `rows` states (0: MRP read one) and its steps.
-
-        `ahead`: whether its next forward has begun.
-        """
+    def record(self, rows: int, steps: Sequence[Step]) -> None:
+        """Counts a reading of `rows` states (0: MRP read one) and its steps."""
         work = self.planner.work
         for step in steps:
             work.tokens += len(step.revealed) - len(step.remasked)
         if rows:
             work.requests += 1
-            work.ahead += ahead
             work.rows += rows
             work.pages += rows * self.pages
 
+    def end(self) -> None:
+        """The request is over."""
+
 
 class PlannedDrafts(RequestDrafts):
-    """The drafts of a request whose number the engine chooses."""
+    """The drafts of a request with `auto`. `started`: its first plan. `reliabilities`: without and with MRP."""
+
+    __slots__ = ("_last_followed", "_reliabilities", "_rule", "_started")
 
     def __init__(
-        self, planner: DraftPlanner, request: GenerationRequest, option: MrpOption, reliability: Reliability
+        self,
+        planner: DraftPlanner,
+        request: GenerationRequest,
+        started: int,
+        reliabilities: tuple[Reliability, Reliability],
     ) -> None:
-        super().__init__(planner, option.steps > 0, option.steps)
-        self._rule, self._option, self._reliability = request.mode.rule, option, reliability
-        self._last_search = self._next_search = False  # whether drafts are searched before and after a forward
-        self._last_followed = option.steps
+        uses_mrp = started == REFINED
+        super().__init__(planner, uses_mrp, _MRP_STEPS if uses_mrp else 0)
+        self._rule, self._started, self._reliabilities = request.mode.rule, started, reliabilities
+        self._last_followed = _MRP_STEPS
+
+    @property
+    def refines(self) -> bool:
+        return self.uses_mrp and self.planner.plan == REFINED
 
     def budget(self) -> DraftBudget:
-        """The budget of a search that now begins."""
-        budget = self._present_budget()
-        self._next_search = budget.states > 0 and budget.row < 1
-        return budget
+        if self.planner.plan == PLAIN:
+            return DraftBudget()
+        refines = self.refines
+        return self.planner.budget(_MRP_STEPS if refines else 0, self._reliabilities[refines], self.pages)
 
     def num_ahead(self, following: int) -> int:
         """As many as followed in the last search."""
         return min(following, self._last_followed)
 
     def drafts_next(self) -> bool:
-        return worth_drafting(self._rule, self._present_budget())
-
-    def _present_budget(self) -> DraftBudget:
-        return self.planner.budget(self._option.steps, self._reliability, self.pages)
+        return self.planner.plan != PLAIN and worth_drafting(self._rule, self.budget())
 
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         price = self.planner.reading(self.pages)
-        return [gain - price for gain in self._reliability.actual_gains(gains)]
+        return [gain - price for gain in self._reliabilities[self.refines].actual_gains(gains)]
 
-    def record(self, rows: int, steps: Sequence[Step], *, ahead: bool = False) -> None:
-        super().record(rows, steps, ahead=ahead)
-        if rows and self._last_search:
-            gained = sum([actual for step in steps for _, actual in step.gains])
-            spent = (rows - 1) * self.planner.row(self.pages)
-            spent += self.refinements * self.planner.refinement()
-            self._reliability.searches.count(self.planner.work.num_running, gained - spent)
-            self._option.count_search(self.refinements)
-            self._last_followed = self.followed
+    def record(self, rows: int, steps: Sequence[Step]) -> None:
+        super().record(rows, steps)
         if rows:  # the next search has already begun
-            self._last_search, self._next_search, self.refinements = self._next_search, False, 0
-            self.followed = 0
+            if self.refinements:
+                self._last_followed = self.followed
+            self.refinements = self.followed = 0
         for step in steps:
             if step.gains:
-                self._option.count(step.gains)
-                self._reliability.count(step.gains)
+                self._reliabilities[self.refines].count(step.gains)
+
+    def end(self) -> None:
+        self.planner.end_request(self._started)
 
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step: requests that the backbone read, their rows, tokens and pages."""
+    """The work of a step: its requests, and those that the backbone read, with their rows, tokens and pages."""
 
     num_running: int = 1
+    prompt_rows: int = 0
     requests: int = 0
     rows: int = 0
     tokens: int = 0
     pages: int = 0
-    ahead: int = 0

@@ -1,7 +1,6 @@
 """The least expected gain that is worth a price, and the actual gains behind expected ones."""
 
 import pytest
-
 from service.engine.drafting.estimates import Reliability
 
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from service.engine.drafting.estimates import MrpChoice
 
 from service.decode.block import Pick, Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Dynamic, Speculative, Static
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.estimates import MrpChoice
 from service.engine.drafting.planner import DraftPlanner, RequestDrafts
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, request_of
 

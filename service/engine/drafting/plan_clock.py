@@ -1,0 +1,282 @@
+"""The fastest of a few plans, by the engine's clock: the one with the most tokens a second at the present load.
+
+A model of costs does not see the host, mixed steps, or what else runs on the machine. The clock sees them all. Each
+load has a best plan, at first plan 0. The others are its rivals. A trial of a rival follows right after steps of the
+best plan and is compared with them alone, so drift and content cancel. The time that trials lose is bounded.
+
+This file knows no tensors, no requests and no prices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import exp, log, log2
+
+#: weight of a step in the running means: of the running requests, and of a step's seconds
+_FRESH = 1 / 16
+#: A load is a rounded log2 of the running requests. It changes where their mean is farther than `_PLAY` from its
+#: middle. If they jump by more than `_JUMP` it changes at once.
+_PLAY, _JUMP = 0.75, 1.5
+#: request-steps of a trial, and of the steps with which it is compared; the least and the most steps
+_REQUEST_STEPS, _LEAST_STEPS, _MOST_STEPS = 64, 3, 24
+#: A trial ends early after so many request-steps if its progress is below e ** _POOR of the best plan's.
+_EARLY, _POOR = 16, -0.25
+#: steps after a change of plan that count for no plan, since they began under the other one
+_BETWEEN = 2
+#: the log ratio with which a rival becomes the best plan
+_BETTER = 0.02
+#: The time that a rival's trials may lose, as a share of the time between them. Between two trials are at least
+#: `_PAUSE` times the last one's seconds, twice as much after each trial that changed nothing, `_DOUBLINGS` times at
+#: most, and at most `_LONGEST_S` seconds.
+_LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
+#: and what the first trial of a rival at a load may lose of the time before it, by its assumed ratio
+_FIRST_LOSS = 0.02
+#: a step counts with so many times the mean step's seconds at most: a pause of the machine is no plan's
+_LONGEST_STEP = 4.0
+#: the share of the running requests that must have started with a plan which only they can run
+_SHARE = 0.75
+#: the share of what a neighbouring load has learned about a plan that a new load assumes
+_NEIGHBOUR = 0.5
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The tokens and request-seconds of steps. The latest ones count if there are more than enough."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    requests: float = 0.0
+    steps: float = 0.0
+
+    def add(self, running: int, tokens: int, seconds: float) -> None:
+        if self.steps >= 2 * _LEAST_STEPS and (self.steps >= 2 * _MOST_STEPS or self.requests >= 2 * _REQUEST_STEPS):
+            self.tokens, self.seconds = self.tokens / 2, self.seconds / 2
+            self.requests, self.steps = self.requests / 2, self.steps / 2
+        self.tokens += tokens
+        self.seconds += seconds * running
+        self.requests += running
+        self.steps += 1
+
+    @property
+    def is_enough(self) -> bool:
+        return self.steps >= _MOST_STEPS or (self.steps >= _LEAST_STEPS and self.requests >= _REQUEST_STEPS)
+
+    @property
+    def log_rate(self) -> float:
+        """The log of tokens by request-seconds. It is finite, whatever the clock says."""
+        return log(max(self.tokens, 0.5) / max(self.seconds, 1e-9))
+
+
+@dataclass(slots=True)
+class _Rival:
+    """A plan beside the best one. `ratio`: the log of its progress over the best plan's, the mean of its trials.
+
+    `weight`: of these, in trials, the last ones most. `due_s`: seconds at its load until the next trial.
+    `unchanged`: the last trials in a row that changed nothing.
+    """
+
+    ratio: float
+    due_s: float
+    weight: float = 0.0
+    unchanged: int = 0
+
+    def count(self, ratio: float) -> None:
+        self.weight = self.weight / 2 + 1
+        self.ratio += (ratio - self.ratio) / self.weight
+
+    def wait(self, spent_s: float) -> None:
+        """Until the next trial, after one that took so many seconds."""
+        due_s = max(_PAUSE * spent_s, _lost_s(self.ratio, spent_s) / _LOSS)
+        self.due_s = min(due_s * 2**self.unchanged, _LONGEST_S)
+        self.unchanged = min(self.unchanged + 1, _DOUBLINGS)
+
+
+def _lost_s(ratio: float, seconds: float) -> float:
+    return seconds * max(0.0, 1.0 - exp(ratio))
+
+
+@dataclass(slots=True)
+class _Load:
+    """The best plan of a load, and the rivals by their plans."""
+
+    best: int
+    rivals: dict[int, _Rival]
+
+    def ratio(self, plan: int) -> float:
+        """The log of a plan's progress over plan 0's."""
+        ratios = [0.0 if number == self.best else self.rivals[number].ratio for number in (plan, 0)]
+        return ratios[0] - ratios[1]
+
+    def judge(self, plan: int, ratio: float, spent_s: float) -> None:
+        """A trial of a plan is over. Perhaps it is the best plan from now on, and the former one its first rival."""
+        rival = self.rivals[plan]
+        rival.count(ratio)
+        if rival.ratio <= _BETTER:
+            rival.wait(spent_s)
+            return
+        del self.rivals[plan]
+        for other in self.rivals.values():
+            other.ratio -= rival.ratio
+            other.unchanged = 0
+        self.rivals[self.best] = _Rival(-rival.ratio, _PAUSE * spent_s, rival.weight)
+        self.best = plan
+
+
+class PlanChoice:
+    """The plans of one kind of request, by number. `plan` runs now. New requests start with `starting`.
+
+    `prior(plan, running)`: the expected log of a plan's progress over plan 0's. `fixed`: the plans that only requests
+    run that started with them. Where all are fixed, every request keeps its plan.
+    """
+
+    def __init__(self, num_plans: int, prior: Callable[[int, int], float], fixed: Collection[int] = ()) -> None:
+        self.num_plans, self._prior, self._fixed = num_plans, prior, frozenset(fixed)
+        self.plan = self.starting = 0
+        self.started = Counter[int]()  # the running requests by the plan with which they started
+        self._loads: dict[int, _Load] = {}
+        self.load = _Load(0, {})
+
+    @property
+    def keeps_plans(self) -> bool:
+        return len(self._fixed) == self.num_plans
+
+    def is_ready(self, plan: int) -> bool:
+        """Whether enough of the running requests can run the plan."""
+        return plan not in self._fixed or self.started[plan] >= _SHARE * self.started.total()
+
+    def run(self, plan: int) -> None:
+        """The plan runs from now on. While a load's best plan is a fixed one, requests start with that."""
+        self.plan = plan
+        self.starting = plan if plan in self._fixed or self.load.best not in self._fixed else self.load.best
+
+    def move(self, level: int, trial_s: float) -> None:
+        """The load is 2 ** level running requests now. `trial_s`: the usual seconds of a trial."""
+        if level not in self._loads:
+            self._loads[level] = self._new_load(level, trial_s)
+        self.load = self._loads[level]
+        self.run(self.load.best)
+
+    def _new_load(self, level: int, trial_s: float) -> _Load:
+        near = min(self._loads, key=lambda other: abs(other - level), default=None)
+        rivals = {}
+        for plan in range(1, self.num_plans):
+            ratio = self._prior(plan, 1 << level)
+            if near is not None:
+                ratio += _NEIGHBOUR * (self._loads[near].ratio(plan) - self._prior(plan, 1 << near))
+            rivals[plan] = _Rival(ratio, min(_lost_s(ratio, trial_s) / _FIRST_LOSS, _LONGEST_S))
+        return _Load(0, rivals)
+
+    def due(self, seconds: float) -> int | None:
+        """The plan whose trial is due, the most hopeful first. `seconds`: those of the best plan's last step."""
+        for rival in self.load.rivals.values():
+            rival.due_s -= seconds
+        due = [plan for plan, rival in self.load.rivals.items() if rival.due_s <= 0]
+        return max(due, key=lambda plan: self.load.rivals[plan].ratio, default=None)
+
+
+class PlanClock:
+    """Runs the trials of all choices, one at a time. `clock`: the engine's, in seconds; nothing else is measured."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._choices = list[PlanChoice]()
+        self._last: float | None = None  # the end of the last step, None after an idle time
+        self._step_s = 0.0  # the mean seconds of a step
+        self._level, self._mean = 0, 0.0  # the load, and the mean of the running requests' log2
+        self._progress = _Progress()  # of the present plans
+        self._skip = 0  # the next steps that count for no plan
+        self._trial: tuple[PlanChoice, int] | None = None  # a plan that is tried, or is to be once it is ready
+        self._spent_s, self._base = 0.0, 0.0  # the trial's seconds, and the rate with which it is compared
+
+    def add(self, choice: PlanChoice) -> PlanChoice:
+        self._choices.append(choice)
+        choice.move(self._level, self._trial_s)
+        return choice
+
+    @property
+    def _trial_s(self) -> float:
+        """The usual seconds of a trial."""
+        steps = min(_MOST_STEPS, max(_LEAST_STEPS, _REQUEST_STEPS / (1 << self._level)))
+        return self._step_s * (steps + _BETWEEN)
+
+    def idle(self) -> None:
+        """Nothing runs. No step counts until the next one has ended."""
+        self._last = None
+
+    def end(self, running: int, tokens: int, prompts_s: float = 0.0) -> None:
+        """A step of `running` requests has ended. `prompts_s`: the seconds that rows of prompts took in it."""
+        now = self._clock()
+        last, self._last = self._last, now
+        if self._is_other_load(running):
+            self._change_load()
+            return
+        if last is None:
+            return
+        seconds = max(0.0, now - last - prompts_s)
+        self._step_s = self._step_s or seconds
+        seconds = min(seconds, _LONGEST_STEP * self._step_s)
+        self._step_s += _FRESH * (seconds - self._step_s)
+        if self._trial is None:
+            self._find_trial(seconds)
+        self._count(running, tokens, seconds)
+
+    def _is_other_load(self, running: int) -> bool:
+        level = log2(max(1, running))
+        self._mean = level if abs(level - self._mean) > _JUMP else self._mean + _FRESH * (level - self._mean)
+        return abs(self._mean - self._level) > _PLAY
+
+    def _change_load(self) -> None:
+        if self._trial is not None:
+            choice, plan = self._trial
+            choice.load.rivals[plan].wait(self._spent_s)
+            self._trial = None
+        self._level = round(self._mean)
+        for choice in self._choices:
+            choice.move(self._level, self._trial_s)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._progress, self._skip = _Progress(), _BETWEEN
+
+    def _find_trial(self, seconds: float) -> None:
+        for choice in self._choices:
+            if choice.started.total() and (plan := choice.due(seconds)) is not None and self._progress.is_enough:
+                self._trial, self._spent_s = (choice, plan), 0.0
+                if not choice.is_ready(plan):
+                    choice.starting = plan
+                return
+
+    def _count(self, running: int, tokens: int, seconds: float) -> None:
+        if self._trial is not None:
+            choice, plan = self._trial
+            if choice.plan == plan:
+                self._spent_s += seconds
+            else:
+                self._prepare(choice, plan, seconds)
+        if self._skip:
+            self._skip -= 1
+            return
+        if all(choice.is_ready(choice.plan) for choice in self._choices):
+            self._progress.add(running, tokens, seconds)
+        if self._trial is not None:
+            self._judge(*self._trial)
+
+    def _prepare(self, choice: PlanChoice, plan: int, seconds: float) -> None:
+        if choice.keeps_plans:
+            self._spent_s += seconds
+        if choice.is_ready(plan):
+            self._base = self._progress.log_rate
+            choice.run(plan)
+            self._restart()
+
+    def _judge(self, choice: PlanChoice, plan: int) -> None:
+        progress = self._progress
+        ratio = progress.log_rate - self._base
+        is_poor = progress.steps >= _LEAST_STEPS and progress.requests >= _EARLY and ratio < _POOR
+        if choice.plan == plan and (progress.is_enough or is_poor):
+            choice.load.judge(plan, ratio, self._spent_s)
+            self._trial = None
+            choice.run(choice.load.best)
+            self._restart()
