@@ -6,7 +6,7 @@ A page holds a hash of the tokens up to its end. The predictions of a state are 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import torch
 from msgspec import field
@@ -142,6 +142,8 @@ class SimulatedNetwork:
         elif row.sampling is not None and row.anchor is not None:
             before = output_of(row.anchor).predictions[row.anchor.row]
             prediction = self._weights.refine(context, state, before)
+        if row.entropy:
+            prediction = replace(prediction, entropies=[-log(sure) for sure in prediction.confidences])
         if row.rule is not None:
             state = state.reveal(row.rule(prediction)) if prediction.positions else state
             if row.line:

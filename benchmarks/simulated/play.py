@@ -124,6 +124,8 @@ class _Play:
                 continue
             clock.work(self._world.host.step)
             for event in self._engine.step():
+                if event.error is not None:
+                    raise event.error
                 tokens += len(event.token_ids)
                 self._played.answers.setdefault(event.request_id, []).extend(event.token_ids)
                 if event.finish_reason is not None:
@@ -156,7 +158,7 @@ class Comparison:
 
     @property
     def times_static(self) -> float:
-        return self.plan.rate / self.static.rate
+        return times_faster(self.plan, self.static)
 
     @property
     def times_static_by_load(self) -> list[float]:
@@ -165,11 +167,20 @@ class Comparison:
     @property
     def times_best(self) -> float:
         """Relative to the fastest of `static` and the fixed plans."""
-        return self.plan.rate / max(played.rate for played in (self.static, *self.fixed.values()))
+        return min(times_faster(self.plan, played) for played in (self.static, *self.fixed.values()))
 
     @property
     def same_answers(self) -> bool:
         return self.plan.has_answers_of(self.static)
+
+
+def times_faster(played: Played, other: Played) -> float:
+    """The other's time for the same tokens at each load, divided by the time of `played`.
+
+    So a load at which a plan is slow does not weigh more for that plan, where loads last some number of steps.
+    """
+    pairs = zip(played.parts, other.parts, strict=True)
+    return sum(part.tokens / same.rate for part, same in pairs) / sum(part.seconds for part in played.parts)
 
 
 def compare(world: World, plans: Sequence[DecodingMode], seed: int = 0) -> list[Comparison]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.simulated.network import Acceptance
 from benchmarks.simulated.runner import DeviceTimes, HostTimes, Points
 from service.decode.mode import DecodingMode
-from service.decode.modes import Speculative
+from service.decode.modes import Direct, Speculative, Static
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,10 @@ class World:
     def max_tokens(self) -> int:
         """The most tokens of a request."""
         return self.traffic.prefix_tokens + self.traffic.prompt[1] + self.traffic.new_tokens[1]
+
+    def lengthened(self, factor: int) -> "World":
+        loads = tuple(Load(load.users, factor * load.answers, factor * load.steps) for load in self.loads)
+        return replace(self, loads=loads)
 
 
 # --- machines --------------------------------------------------------------------------------------------------
@@ -108,11 +112,35 @@ _NO_HOST = HostTimes(
 )  # fmt: skip
 _FREE: Points = ((1, 0.01), (512, 0.02))
 
+
+def in_blocks(device: DeviceTimes, size: int) -> DeviceTimes:
+    """A machine's times in blocks of `size` tokens, if they depend on the number of tokens alone."""
+    networks = device.backbone, device.mrp
+    backbone, mrp = (
+        tuple((rows * 8 // size, time) for rows, time in points if rows * 8 >= size) for points in networks
+    )
+    return replace(device, backbone=backbone, mrp=mrp)
+
+
+def trees(block_size: int) -> tuple[DecodingMode, ...]:
+    """Fixed plans: a small tree and a larger one of the backbone's drafts, and one by MRP."""
+    most = min(4, block_size - 1)
+    return Speculative(0, 1), Speculative(0, most), Speculative(2, most if block_size < 8 else 6)
+
+
 _ONE_USER, _MANY_USERS = (Load(1, 30),), (Load(32, 300),)
+#: an H100's host, with the sampler of rows of more than 256 positions and of those with draft candidates
+_HOST = HostTimes(sampler=0.3)
+#: reading a page of 8 tokens of 4B's and of 8B's KV: 1.2 MB at 3 TB/s
+_PAGE = 0.0004
 #: drafts lose where many users decode, so one plan with them is enough
 _ONE_PLAN: tuple[DecodingMode, ...] = (Speculative(0, 1),)
+#: long prompts that join while others decode
+_LONG_PROMPTS = Traffic(prompt=(1000, 4000), new_tokens=(64, 192))
+_SHARED = Traffic(prefixes=4, prefix_tokens=512)
 
-WORLDS = (
+#: the worlds in which `auto` by the clock was designed
+_OF_THE_DESIGN = (
     World("4B, 1 user", _4B, loads=_ONE_USER),
     World("4B, 8 users", _4B),
     World("4B, 32 users", _4B, loads=_MANY_USERS, fixed=_ONE_PLAN),
@@ -135,3 +163,36 @@ WORLDS = (
         fixed=(),
     ),
 )
+
+
+def _in_steps(*users: int) -> tuple[Load, ...]:
+    return tuple(Load(count, steps=200) for count in users)
+
+
+_FURTHER = (
+    World("4B, 128 users", _4B, _HOST, (Load(128, 600),), fixed=_ONE_PLAN),
+    World("8B, 128 users", _8B, _HOST, (Load(128, 600),), fixed=_ONE_PLAN),
+    World("4B, blocks of 4, 8 users", in_blocks(_4B, 4), _HOST, block_size=4, fixed=trees(4)),
+    World("8B, blocks of 4, 8 users", in_blocks(_8B, 4), _HOST, block_size=4, fixed=trees(4)),
+    World("8B, blocks of 4, 32 users", in_blocks(_8B, 4), _HOST, _MANY_USERS, block_size=4, fixed=trees(4)),
+    World("4B, blocks of 16, 8 users", in_blocks(_4B, 16), _HOST, block_size=16),
+    World("8B, blocks of 16, 1 user", in_blocks(_8B, 16), _HOST, _ONE_USER, block_size=16),
+    World("8B, blocks of 16, 8 users", in_blocks(_8B, 16), _HOST, block_size=16),
+    World("4B, long prompts, 8 users", replace(_4B, page=_PAGE), _HOST, (Load(8, 80),), _LONG_PROMPTS),
+    World("8B, long prompts, 2 users", replace(_8B, page=_PAGE), _HOST, (Load(2, 30),), _LONG_PROMPTS),
+    World(
+        "8B, long prompts, 32 users", replace(_8B, page=_PAGE), _HOST, (Load(32, 120),), _LONG_PROMPTS, fixed=_ONE_PLAN
+    ),
+    World("4B, shared prefixes, 8 users", _4B, _HOST, traffic=_SHARED),
+    World("8B, shared prefixes, 32 users", _8B, _HOST, _MANY_USERS, _SHARED, fixed=_ONE_PLAN),
+    World("4B, half static, 8 users", _4B, _HOST, traffic=Traffic(beside=Static())),
+    World("8B, half static, 2 users", _8B, _HOST, (Load(2, 50),), Traffic(beside=Static())),
+    World("8B, half static, 8 users", _8B, _HOST, traffic=Traffic(beside=Static())),
+    World("8B, half direct, 8 users", _8B, _HOST, traffic=Traffic(beside=Direct(1))),
+    World("4B, half direct, 32 users", _4B, _HOST, _MANY_USERS, Traffic(beside=Direct(1)), fixed=_ONE_PLAN),
+    World("4B, another load every 200 steps", _4B, _HOST, _in_steps(8, 32, 2, 16, 64, 4), fixed=()),
+    World("8B, another load every 200 steps", _8B, _HOST, _in_steps(16, 1, 32, 4, 64, 8), fixed=()),
+    World("1.7B, another load every 200 steps", _1_7B, _HOST, _in_steps(4, 16, 1, 32, 8), fixed=()),
+    World("8B, 8 and 32 users in turn", _8B, _HOST, _in_steps(8, 32, 8, 32, 8, 32), fixed=()),
+)
+WORLDS = (*_OF_THE_DESIGN, *_FURTHER)
