@@ -1,0 +1,9 @@
+"""The engine in simulated worlds: plans beside each other without a device, on a clock that no other work disturbs.
+
+Engine, scheduler, policies and draft planner are the product's own. The network is a function of context and state
+(`network.py`). The clock has a host and a device (`clock.py`, `runner.py`), so a step that begins ahead hides the
+host's work, and a step in turns pays for it. `worlds.py` has the worlds, `users.py` the users, `play.py` plays plans.
+
+Not simulated: searches for drafts that are not verified (the host's time is that of the verified states), draft
+candidates, messages and HTTP, work of other processes on the same cores, memory that is short, several tenants.
+"""

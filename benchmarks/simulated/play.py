@@ -1,0 +1,191 @@
+"""Plays plans in worlds: the engine decodes the users' requests by the clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import cast
+
+from benchmarks.simulated.clock import SimulatedClock
+from benchmarks.simulated.network import SimulatedWeights
+from benchmarks.simulated.runner import ForwardsBegun, SimulatedRunner
+from benchmarks.simulated.users import Users
+from benchmarks.simulated.worlds import Load, World
+from service.decode.mode import DecodingMode
+from service.decode.modes import Static
+from service.demo import CHECKPOINT
+from service.engine import Engine, EngineConfig, EngineDeps
+from service.engine.drafting.costs import StepCosts, measure
+from service.engine.forward.runner import ModelRunner
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.settings import defaults
+
+MAX_ROWS = 512
+#: the pages of a runner that is measured; the most tokens of a text
+_NUM_PAGES, _MAX_POSITIONS = 100_000, 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The tokens of one load, and its seconds."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class Played:
+    """One plan in one world. `parts`: its loads, in their order. `answers`: by request, also those not at their end."""
+
+    begun: ForwardsBegun
+    parts: list[Part] = field(default_factory=list)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second over all loads."""
+        return sum(part.tokens for part in self.parts) / sum(part.seconds for part in self.parts)
+
+    def has_answers_of(self, other: "Played") -> bool:
+        """Whether all answers are equal as far as both go."""
+        return all(
+            tokens[: len(others)] == others[: len(tokens)]
+            for name, tokens in self.answers.items()
+            if (others := other.answers.get(name)) is not None
+        )
+
+
+@lru_cache
+def demo(block_size: int) -> Checkpoint:
+    """The demo's checkpoint. Its networks compute nothing here, so its texts may be long."""
+    checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(block_size=block_size))
+    return replace(checkpoint, config=replace(checkpoint.config, max_positions=_MAX_POSITIONS))
+
+
+def prices(world: World) -> StepCosts:
+    """The table of prices that the product measures on the clock, before there are requests: forwards alone move it.
+
+    The host's time of drafts is that of the world, since pure Python moves no clock.
+    """
+    idle = replace(world.host, request=0.0, state=0.0, wait=0.0)
+    clock, weights = SimulatedClock(), SimulatedWeights(world.block_size, world.acceptance)
+    runner = SimulatedRunner((idle, world.device), clock, weights, demo(world.block_size), _NUM_PAGES)
+    table = measure(cast(ModelRunner, runner), MAX_ROWS, has_mrp=True, clock=clock, ahead=world.device.graphs)
+    return replace(table, draft=1e-3 * idle.found, search=1e-3 * (idle.found + idle.search))
+
+
+class Game:
+    """A world in which plans are played one after the other, each from its beginning. Equal seeds give equal clocks."""
+
+    def __init__(self, world: World, seed: int = 0) -> None:
+        self.world, self._seed = world, seed
+        self._prices = prices(world)
+        self._weights = SimulatedWeights(world.block_size, world.acceptance)
+
+    def play(self, mode: DecodingMode) -> Played:
+        return _Play(self.world, mode, self._prices, self._weights, self._seed).run()
+
+
+class _Play:
+    """One plan in one world."""
+
+    def __init__(
+        self, world: World, mode: DecodingMode, table: StepCosts, weights: SimulatedWeights, seed: int
+    ) -> None:
+        self._world, self._users = world, Users(world.traffic, mode)
+        self._clock, runners = SimulatedClock(world.device.noise, seed), list[SimulatedRunner]()
+
+        def runner(checkpoint: Checkpoint, num_pages: int, *_: object) -> ModelRunner:
+            times = world.host, world.device
+            runners.append(SimulatedRunner(times, self._clock, weights, checkpoint, num_pages))
+            return cast(ModelRunner, runners[0])
+
+        deps = EngineDeps(clock=self._clock, costs=table, runner=runner)
+        self._engine = Engine(demo(world.block_size), _config(world), deps=deps)
+        self._played = Played(runners[0].begun)
+
+    def run(self) -> Played:
+        for load in self._world.loads:
+            self._played.parts.append(self._run(load))
+        return self._played
+
+    def _run(self, load: Load) -> Part:
+        clock, users, begin = self._clock, self._users, self._clock()
+        users.set_number(load.users, begin)
+        tokens = answers = steps = 0
+        while answers < load.answers if load.answers else steps < load.steps:
+            for request in users.requests(clock()):
+                self._engine.submit(request)
+            if not self._engine.has_work:
+                clock.sleep_until(users.next_request)
+                continue
+            clock.work(self._world.host.step)
+            for event in self._engine.step():
+                if event.error is not None:
+                    raise event.error
+                tokens += len(event.token_ids)
+                self._played.answers.setdefault(event.request_id, []).extend(event.token_ids)
+                if event.finish_reason is not None:
+                    answers += 1
+                    users.answered(clock())
+            steps += 1
+        return Part(tokens, clock() - begin)
+
+
+def _config(world: World) -> EngineConfig:
+    device, size = world.device, world.block_size
+    tokens = (world.max_users + 2) * (world.max_tokens + 2 * size)
+    return EngineConfig(
+        max_running=world.max_users,
+        max_rows=MAX_ROWS,
+        kv_cache_tokens=tokens + world.traffic.prefixes * world.traffic.prefix_tokens,
+        prefix_cache=world.traffic.prefixes > 0,
+        async_scheduling=device.graphs,
+        max_prefill_tokens=defaults.PREFILL_TOKENS_GPU if device.graphs else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A plan beside `static` and the fixed plans of its world."""
+
+    static: Played
+    fixed: Mapping[DecodingMode, Played]
+    plan: Played
+
+    @property
+    def times_static(self) -> float:
+        return times_faster(self.plan, self.static)
+
+    @property
+    def times_static_by_load(self) -> list[float]:
+        return [part.rate / static.rate for part, static in zip(self.plan.parts, self.static.parts, strict=True)]
+
+    @property
+    def times_best(self) -> float:
+        """Relative to the fastest of `static` and the fixed plans."""
+        return min(times_faster(self.plan, played) for played in (self.static, *self.fixed.values()))
+
+    @property
+    def same_answers(self) -> bool:
+        return self.plan.has_answers_of(self.static)
+
+
+def times_faster(played: Played, other: Played) -> float:
+    """The other's time for the same tokens at each load, divided by the time of `played`.
+
+    So a load at which a plan is slow does not weigh more for that plan, where loads last some number of steps.
+    """
+    pairs = zip(played.parts, other.parts, strict=True)
+    return sum(part.tokens / same.rate for part, same in pairs) / sum(part.seconds for part in played.parts)
+
+
+def compare(world: World, plans: Sequence[DecodingMode], seed: int = 0) -> list[Comparison]:
+    """Each plan beside `static` and the world's fixed plans."""
+    game = Game(world, seed)
+    static = game.play(Static())
+    fixed = {mode: game.play(mode) for mode in world.fixed}
+    return [Comparison(static, fixed, game.play(plan)) for plan in plans]
