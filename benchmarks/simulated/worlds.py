@@ -165,8 +165,9 @@ _OF_THE_DESIGN = (
 )
 
 
-def _in_steps(*users: int) -> tuple[Load, ...]:
-    return tuple(Load(count, steps=200) for count in users)
+def _in_answers(*users: int) -> tuple[Load, ...]:
+    """Loads one after the other, of some 200 steps of `static` each."""
+    return tuple(Load(count, answers=-(-11 * count // 2)) for count in users)
 
 
 _FURTHER = (
@@ -190,9 +191,9 @@ _FURTHER = (
     World("8B, half static, 8 users", _8B, _HOST, traffic=Traffic(beside=Static())),
     World("8B, half direct, 8 users", _8B, _HOST, traffic=Traffic(beside=Direct(1))),
     World("4B, half direct, 32 users", _4B, _HOST, _MANY_USERS, Traffic(beside=Direct(1)), fixed=_ONE_PLAN),
-    World("4B, another load every 200 steps", _4B, _HOST, _in_steps(8, 32, 2, 16, 64, 4), fixed=()),
-    World("8B, another load every 200 steps", _8B, _HOST, _in_steps(16, 1, 32, 4, 64, 8), fixed=()),
-    World("1.7B, another load every 200 steps", _1_7B, _HOST, _in_steps(4, 16, 1, 32, 8), fixed=()),
-    World("8B, 8 and 32 users in turn", _8B, _HOST, _in_steps(8, 32, 8, 32, 8, 32), fixed=()),
+    World("4B, another load every 200 steps", _4B, _HOST, _in_answers(8, 32, 2, 16, 64, 4), fixed=()),
+    World("8B, another load every 200 steps", _8B, _HOST, _in_answers(16, 1, 32, 4, 64, 8), fixed=()),
+    World("1.7B, another load every 200 steps", _1_7B, _HOST, _in_answers(4, 16, 1, 32, 8), fixed=()),
+    World("8B, 8 and 32 users in turn", _8B, _HOST, _in_answers(8, 32, 8, 32, 8, 32), fixed=()),
 )
 WORLDS = (*_OF_THE_DESIGN, *_FURTHER)

@@ -31,8 +31,6 @@ _BETTER = 0.02
 #: `_PAUSE` times the last one's seconds, twice as much after each trial that changed nothing, `_DOUBLINGS` times at
 #: most, and at most `_LONGEST_S` seconds.
 _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
-#: and what the first trial of a rival at a load may lose of the time before it, by its assumed ratio
-_FIRST_LOSS = 0.02
 #: a step counts with so many times the mean step's seconds at most: a pause of the machine is no plan's
 _LONGEST_STEP = 4.0
 #: the share of the running requests that must have started with a plan which only they can run
@@ -78,9 +76,13 @@ class _Rival:
     """
 
     ratio: float
-    due_s: float
+    due_s: float = 0.0
     weight: float = 0.0
     unchanged: int = 0
+
+    def is_due(self, trial_s: float) -> bool:
+        """Whether it is to be tried. `trial_s`: the usual seconds of a trial, which may lose the assumed ratio."""
+        return self.due_s + (0.0 if self.weight else _lost_s(self.ratio, trial_s) / _LOSS) <= 0
 
     def count(self, ratio: float) -> None:
         self.weight = self.weight / 2 + 1
@@ -151,28 +153,31 @@ class PlanChoice:
         self.plan = plan
         self.starting = plan if plan in self._fixed or self.load.best not in self._fixed else self.load.best
 
-    def move(self, level: int, trial_s: float) -> None:
-        """The load is 2 ** level running requests now. `trial_s`: the usual seconds of a trial."""
+    def move(self, level: int) -> None:
+        """The load is 2 ** level running requests now."""
         if level not in self._loads:
-            self._loads[level] = self._new_load(level, trial_s)
+            self._loads[level] = self._new_load(level)
         self.load = self._loads[level]
         self.run(self.load.best)
 
-    def _new_load(self, level: int, trial_s: float) -> _Load:
+    def _new_load(self, level: int) -> _Load:
         near = min(self._loads, key=lambda other: abs(other - level), default=None)
         rivals = {}
         for plan in range(1, self.num_plans):
             ratio = self._prior(plan, 1 << level)
             if near is not None:
                 ratio += _NEIGHBOUR * (self._loads[near].ratio(plan) - self._prior(plan, 1 << near))
-            rivals[plan] = _Rival(ratio, min(_lost_s(ratio, trial_s) / _FIRST_LOSS, _LONGEST_S))
+            rivals[plan] = _Rival(ratio)
         return _Load(0, rivals)
 
-    def due(self, seconds: float) -> int | None:
-        """The plan whose trial is due, the most hopeful first. `seconds`: those of the best plan's last step."""
+    def due(self, seconds: float, trial_s: float) -> int | None:
+        """The plan whose trial is due, the most hopeful first.
+
+        `seconds`: those of the best plan's last step. `trial_s`: the usual ones of a trial.
+        """
         for rival in self.load.rivals.values():
             rival.due_s -= seconds
-        due = [plan for plan, rival in self.load.rivals.items() if rival.due_s <= 0]
+        due = [plan for plan, rival in self.load.rivals.items() if rival.is_due(trial_s)]
         return max(due, key=lambda plan: self.load.rivals[plan].ratio, default=None)
 
 
@@ -192,7 +197,7 @@ class PlanClock:
 
     def add(self, choice: PlanChoice) -> PlanChoice:
         self._choices.append(choice)
-        choice.move(self._level, self._trial_s)
+        choice.move(self._level)
         return choice
 
     @property
@@ -206,7 +211,7 @@ class PlanClock:
         self._last = None
 
     def end(self, running: int, tokens: int, prompts_s: float = 0.0) -> None:
-        """A step of `running` requests has ended. `prompts_s`: the seconds that rows of prompts took in it."""
+        """A step has ended in which `running` requests decoded. `prompts_s`: the seconds of its rows of prompts."""
         now = self._clock()
         last, self._last = self._last, now
         if self._is_other_load(running):
@@ -234,7 +239,7 @@ class PlanClock:
             self._trial = None
         self._level = round(self._mean)
         for choice in self._choices:
-            choice.move(self._level, self._trial_s)
+            choice.move(self._level)
         self._restart()
 
     def _restart(self) -> None:
@@ -242,7 +247,11 @@ class PlanClock:
 
     def _find_trial(self, seconds: float) -> None:
         for choice in self._choices:
-            if choice.started.total() and (plan := choice.due(seconds)) is not None and self._progress.is_enough:
+            if (
+                choice.started.total()
+                and (plan := choice.due(seconds, self._trial_s)) is not None
+                and self._progress.is_enough
+            ):
                 self._trial, self._spent_s = (choice, plan), 0.0
                 if not choice.is_ready(plan):
                     choice.starting = plan

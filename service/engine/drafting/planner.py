@@ -136,10 +136,11 @@ class DraftPlanner:
 
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running)
-        if self._choice is not None:
-            self._clock.end(step.num_running, step.tokens, self._prompt_seconds(step))
         if not step.requests:
+            self._clock.idle()
             return
+        if self._choice is not None:
+            self._clock.end(step.requests, step.tokens, self._prompt_seconds(step))
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._free_rows.clear()
