@@ -87,8 +87,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     lines = cli.table(*names, "in turns", "times static, by load", "answers equal", "CPU s", plan="plan")
     for row in rows:
         fixed = "; ".join(f"{plan}: {rate:.0f}" for plan, rate in row["fixed"].items())
-        ratios = zip(row["loads"], row["times_static_by_load"], strict=True)
-        by_load = ", ".join(f"{users}: {ratio:.3f}" for users, ratio in ratios)
+        loads = zip(row["loads"], row["times_static_by_load"], strict=True)
+        by_load = ", ".join(f"{users}: {ratio:.3f}" for users, ratio in loads)
         lines.add_row(
             *(row["world"], f"{row['static']:.0f}", fixed, row["plan"], f"{row['rate']:.0f}"),
             *(f"{row['times_static']:.3f}", f"{row['times_best']:.3f}"),

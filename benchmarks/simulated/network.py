@@ -12,7 +12,7 @@ import torch
 from msgspec import field
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 
@@ -70,26 +70,33 @@ class SimulatedWeights:
         return prediction
 
     def _predict(self, context: int, tokens: tuple[int, ...]) -> Prediction:
-        base, own, hard = self._block(context)
-        acceptance, last, bits = self._acceptance, self._size - 1, hash((context, tokens)) & _BITS
-        bits |= (hash((context, tokens, 1)) & _BITS) << 64
-        positions, chosen, confidences = list[int](), list[int](), list[float]()
-        for p, token in enumerate(tokens):
-            if token != MASKED:
-                continue
-            left, right = p == 0 or tokens[p - 1] != MASKED, p < last and tokens[p + 1] != MASKED
-            change = acceptance.spread * (((bits >> (7 * p)) & 127) / 127.0 - 0.5)
-            positions.append(p)
-            chosen.append(own[p] if left or hard[p] > acceptance.error else own[p] + 1)
-            confidences.append(1.0 / (1.0 + exp(-(base[p] + 1.8 * left + 0.6 * right + change))))
-        return Prediction(tuple(positions), tuple(chosen), tuple(confidences))
+        bits = _bits(context, tokens, 0)
+        read = [(p, *self._read(context, tokens, p, bits)) for p, token in enumerate(tokens) if token == MASKED]
+        positions, chosen, confidences = zip(*read, strict=True) if read else ((), (), ())
+        return Prediction(positions, chosen, confidences)
+
+    def _read(self, context: int, tokens: tuple[int, ...], p: int, bits: int) -> tuple[int, float]:
+        """The token of a position and its confidence, by the tokens beside it."""
+        logits, own, sureness = self._block(context)
+        acceptance, last = self._acceptance, self._size - 1
+        left, right = p == 0 or tokens[p - 1] != MASKED, p < last and tokens[p + 1] != MASKED
+        change = acceptance.spread * (((bits >> (7 * p)) & 127) / 127.0 - 0.5)
+        token = own[p] if left or sureness[p] > acceptance.error else own[p] + 1
+        return token, 1.0 / (1.0 + exp(-(logits[p] + 1.8 * left + 0.6 * right + change)))
+
+    def rescore(self, context: int, state: Block, positions: Sequence[int]) -> tuple[Pick, ...]:
+        """The state's tokens at these positions, with their probabilities. Other tokens than its own are unlikely."""
+        bits, picks = _bits(context, state.tokens, 0), list[Pick]()
+        for p in positions:
+            token, confidence = self._read(context, state.tokens, p, bits)
+            picks.append(Pick(p, state.tokens[p], confidence if token == state.tokens[p] else (1.0 - confidence) / 2))
+        return tuple(picks)
 
     def refine(self, context: int, state: Block, before: Prediction) -> Prediction:
         """MRP's prediction: some positions as the backbone reads the state, the others as the row before did."""
         prediction = self.predict(context, state)
         old = {p: (t, c) for p, t, c in zip(before.positions, before.tokens, before.confidences, strict=True)}
-        bits = hash((context, state.tokens, 7)) & _BITS
-        bits |= (hash((context, state.tokens, 8)) & _BITS) << 64
+        bits = _bits(context, state.tokens, 7)
         tokens, confidences = [*prediction.tokens], [*prediction.confidences]
         for index, p in enumerate(prediction.positions):
             if (bits >> (7 * p)) & 127 > 127 * self._acceptance.refined and p in old:
@@ -105,6 +112,28 @@ class SimulatedWeights:
             logits, tokens = [rng.gauss(0.6, 2.0) for _ in size], [rng.randrange(10, 200) for _ in size]
             self._blocks[context] = block = logits, tokens, [rng.random() for _ in size]
         return block
+
+
+def _bits(context: int, tokens: tuple[int, ...], salt: int) -> int:
+    """128 bits: seven for each position of a block of up to 16 tokens."""
+    first = hash((context, tokens, salt) if salt else (context, tokens))
+    return first & _BITS | (hash((context, tokens, salt + 1)) & _BITS) << 64
+
+
+def _with_details(prediction: Prediction, row: Row) -> Prediction:
+    """With entropies and with the log-probabilities of two tokens, if the row wants them."""
+    if row.entropy:
+        prediction = replace(prediction, entropies=[-log(sure) for sure in prediction.confidences])
+    if row.logprobs is not None:
+        pairs = zip(prediction.tokens, prediction.confidences, strict=True)
+        logprobs = [_top_two(token, sure, (1.0 - sure) / 2) for token, sure in pairs]
+        token_logprobs = [log(sure) for sure in prediction.confidences]
+        prediction = replace(prediction, logprobs=logprobs, token_logprobs=token_logprobs)
+    return prediction
+
+
+def _top_two(token: int, first: float, second: float) -> PositionLogprobs:
+    return PositionLogprobs(((token, log(first)), (token + 1, log(second))), confidences=(first, second))
 
 
 class SimulatedNetwork:
@@ -142,8 +171,9 @@ class SimulatedNetwork:
         elif row.sampling is not None and row.anchor is not None:
             before = output_of(row.anchor).predictions[row.anchor.row]
             prediction = self._weights.refine(context, state, before)
-        if row.entropy:
-            prediction = replace(prediction, entropies=[-log(sure) for sure in prediction.confidences])
+        if row.rescore:
+            prediction = replace(prediction, rescored=self._weights.rescore(context, state, row.rescore))
+        prediction = _with_details(prediction, row)
         if row.rule is not None:
             state = state.reveal(row.rule(prediction)) if prediction.positions else state
             if row.line:

@@ -22,6 +22,8 @@ from service.settings import defaults
 MAX_ROWS = 512
 #: the pages of a runner that is measured; the most tokens of a text
 _NUM_PAGES, _MAX_POSITIONS = 100_000, 16384
+#: the most steps in which no block ends, where prompts are stored; more of them are a fault of the simulation
+_MAX_QUIET_STEPS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class _Play:
     def _run(self, load: Load) -> Part:
         clock, users, begin = self._clock, self._users, self._clock()
         users.set_number(load.users, begin)
-        tokens = answers = steps = 0
+        tokens = answers = steps = quiet = 0
         while answers < load.answers if load.answers else steps < load.steps:
             for request in users.requests(clock()):
                 self._engine.submit(request)
@@ -123,7 +125,11 @@ class _Play:
                 clock.sleep_until(users.next_request)
                 continue
             clock.work(self._world.host.step)
-            for event in self._engine.step():
+            events = self._engine.step()
+            quiet = 0 if events else quiet + 1
+            if quiet > _MAX_QUIET_STEPS:
+                raise AssertionError(f"no block has ended in {quiet} steps")
+            for event in events:
                 if event.error is not None:
                     raise event.error
                 tokens += len(event.token_ids)

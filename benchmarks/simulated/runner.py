@@ -4,6 +4,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from msgspec.structs import replace
 
@@ -11,6 +12,7 @@ from benchmarks.simulated.clock import SimulatedClock
 from benchmarks.simulated.network import SimulatedNetwork, SimulatedWeights, output_of
 from service.decode.block import MASKED
 from service.decode.policy import Prediction
+from service.decode.rules import JointlyAbove
 from service.engine.drafting.costs import Curve
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
@@ -194,11 +196,16 @@ class SimulatedRunner:
 
 
 def _following(row: Row, prediction: Prediction, *, goes_on: bool) -> Row:
-    """The row of the next replay: of the state after the rule's picks. A row that does not go on stays as it is."""
-    state = output_of(prediction.handle).states[prediction.handle.row]
-    if not goes_on or row.sampling is None or MASKED not in state.tokens:
+    """The row of the next replay: of the state after the rule's picks. A row that does not go on stays as it is.
+
+    A gate bounds the product of all confidences since the backbone's forward. Without a pick the backbone is next.
+    """
+    state, rule = output_of(prediction.handle).states[prediction.handle.row], row.rule
+    if not goes_on or row.sampling is None or MASKED not in state.tokens or rule is None or state == row.state:
         return row
-    return replace(row, state=state, anchor=prediction.handle)
+    if isinstance(rule, JointlyAbove):
+        rule = JointlyAbove(rule.threshold / prod([pick.confidence for pick in rule(prediction)]))
+    return replace(row, state=state, anchor=prediction.handle, rule=rule)
 
 
 def _pending(reading: _Reading) -> Pending:

@@ -1,0 +1,104 @@
+"""The simulated engine: plans give the same answers, the host's work is hidden by steps ahead, and clocks repeat."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.simulated.network import Acceptance
+from benchmarks.simulated.play import Game, Played, compare
+from benchmarks.simulated.random_worlds import random_world
+from benchmarks.simulated.runner import DeviceTimes, HostTimes
+from benchmarks.simulated.worlds import WORLDS, Load, Traffic, World
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+
+#: forwards cost the same, whatever their rows
+DEVICE = DeviceTimes(((1, 10.0), (512, 10.0)), ((1, 1.0), (512, 1.0)))
+NO_HOST = HostTimes(launch=0, launch_row=0, read=0, read_row=0, step=0, request=0, state=0, search=0, found=0)
+SMALL = World("small", DEVICE, loads=(Load(3, 6), Load(1, 1)), traffic=Traffic(new_tokens=(12, 30)))
+AUTO = Speculative("auto")
+#: modes of which some begin steps ahead
+MODES = [
+    *(Static(), Static(2), Dynamic(0.7), Entropy(0.3), Sequential(1, 0.3), Remask(0.6)),
+    *(Direct(2), Direct(2, 0.4), AUTO, Speculative("auto", threshold=0.7), Speculative(2, 4), Speculative(3)),
+]
+
+
+def seconds(played: Played) -> float:
+    return sum(part.seconds for part in played.parts)
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16])
+def test_answers_of_drafting_plans_are_those_of_static(block_size: int) -> None:
+    game = Game(replace(SMALL, block_size=block_size))
+    static = game.play(Static())
+    for mode in (AUTO, Speculative(0, 1), Speculative(1, 3), Speculative(2)):
+        played = game.play(mode)
+        assert len(played.answers.keys() & static.answers.keys()) >= 6
+        assert played.has_answers_of(static)
+        assert played.begun.backbone < static.begun.backbone
+    assert any(static.answers.values())
+
+
+def test_answers_do_not_depend_on_steps_ahead_and_on_replays() -> None:
+    ahead, single, turns = (
+        Game(replace(SMALL, device=device))
+        for device in (DEVICE, replace(DEVICE, replays=False), replace(DEVICE, graphs=False, replays=False))
+    )
+    for mode in MODES:
+        answers = turns.play(mode)
+        assert ahead.play(mode).has_answers_of(answers), mode
+        assert single.play(mode).has_answers_of(answers), mode
+
+
+@pytest.mark.parametrize("name", ["shared prefixes", "long prompts", "half direct", "half static"])
+def test_answers_are_equal_in_worlds_of_other_requests(name: str) -> None:
+    world = next(world for world in WORLDS if name in world.name)
+    [comparison] = compare(replace(world, loads=(Load(3, 8),), fixed=()), [AUTO])
+    assert comparison.same_answers
+    assert comparison.times_best == comparison.times_static > 0
+
+
+def test_other_answers_are_noticed() -> None:
+    game = Game(replace(SMALL, acceptance=Acceptance(error=0.9)))
+    assert not game.play(Direct(4)).has_answers_of(game.play(Static()))
+
+
+def test_steps_ahead_hide_the_host() -> None:
+    """A step in turns takes the host's time more. Few steps of `static` are in turns: the first one, and after ends."""
+    busy, idle = Game(replace(SMALL, loads=(Load(3, 12),))), Game(replace(SMALL, loads=(Load(3, 12),), host=NO_HOST))
+    least = 1e-3 * (HostTimes().launch + HostTimes().read + HostTimes().step)
+    static, without = busy.play(Static()), idle.play(Static())
+    assert static.begun == without.begun
+    assert 10 * static.begun.in_turns < static.begun.backbone
+    assert 0 < seconds(static) - seconds(without) < 2 * least * static.begun.in_turns
+    drafted, without = busy.play(Speculative(0, 1)), idle.play(Speculative(0, 1))
+    assert drafted.begun.in_turns == drafted.begun.backbone
+    assert least * drafted.begun.backbone < seconds(drafted) - seconds(without) < 2 * least * drafted.begun.backbone
+
+
+def test_waits_are_paid_by_steps_in_turns_alone() -> None:
+    waiting, usual = Game(replace(SMALL, host=HostTimes(wait=5.0))), Game(SMALL)
+    for mode in (Static(), Speculative(0, 2)):
+        slow, fast = waiting.play(mode), usual.play(mode)
+        assert seconds(slow) - seconds(fast) == pytest.approx(5e-3 * slow.begun.in_turns, abs=2e-3)
+
+
+def test_equal_seeds_give_equal_clocks() -> None:
+    noisy = replace(SMALL, device=replace(DEVICE, noise=0.2))
+    plays = [Game(noisy, seed).play(AUTO) for seed in (1, 1, 2)]
+    assert plays[0].parts == plays[1].parts
+    assert seconds(plays[0]) != seconds(plays[2])
+    assert random_world(5) == random_world(5) != random_world(6)
+
+
+def test_simulated_compares_plans_with_static(run, capsys, tmp_path) -> None:
+    words = ("--plan", "direct mrp_steps=1", "--plan", "speculative mrp_steps=auto", "--output", tmp_path / "rows.json")
+    assert run("simulated.__main__", "CPU, 1 user", *words) == 0
+    assert "times static: " in capsys.readouterr().out
+    direct, auto = json.loads((tmp_path / "rows.json").read_text())
+    assert (direct["world"], direct["plan"]) == ("CPU, 1 user", "direct mrp_steps=1")
+    assert (direct["same_answers"], auto["same_answers"]) == (False, True)
+    assert set(auto["fixed"]) == {"0, 1", "0, 4", "2, 6"}
+    assert run("simulated.__main__", "Mars") == 1
+    assert "benchmarks: world is 'Mars', allowed are 'random N' and parts of '4B, 1 user'" in capsys.readouterr().err
