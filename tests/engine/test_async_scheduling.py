@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, Step
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Evaluate, Prediction
@@ -75,6 +75,10 @@ def answers(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[tuple[int, .
         name: (tuple(token for event in request_events for token in event.token_ids), request_events[-1].finish_reason)
         for name, request_events in events.items()
     }
+
+
+def steps_of(events: dict[str, list[BlockEvent]]) -> list[tuple[Step, ...]]:
+    return [event.steps for request_events in events.values() for event in request_events]
 
 
 @pytest.mark.parametrize("seed", fast_only({1, 2, 3}.__contains__, range(12)))
@@ -154,14 +158,24 @@ def test_a_gate_waits_for_each_result_without_chains_but_at_a_blocks_last_token(
 
 @pytest.mark.parametrize("mode", DRAFTED)
 def test_mrp_forwards_for_drafts_begin_together(mode) -> None:
-    checkpoint = tiny_checkpoint(1)
-    requests = [request_of(str(number), [number + 1], mode, 24) for number in range(3)]
+    """Few are dropped. The drafts are the same, also where the tree does not go on with the likeliest pick."""
+    checkpoint = tiny_checkpoint(2)
+    requests = [request_of(str(number), [number + 1], mode, 24, keep_steps=True) for number in range(3)]
     engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), async_scheduling=True)
-    together = answers(events_of(engine, requests))
+    together, num_together = events_of(engine, requests), len(device.unread)
     assert set(device.unread) == {1, 2, 3}
     engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), async_scheduling=False)
-    assert answers(events_of(engine, requests)) == together
+    in_turns = events_of(engine, requests)
+    assert answers(in_turns) == answers(together)
+    assert steps_of(in_turns) == steps_of(together)
     assert set(device.unread) == {1}
+    assert num_together <= 1.2 * len(device.unread)
+
+
+def test_drafts_that_pay_are_read_where_steps_may_begin_ahead_too() -> None:
+    engine, _ = engine_over(Device, tiny_checkpoint(2), EngineDeps(costs=COSTS), async_scheduling=True)
+    (done,) = engine.generate([request_of("x", [1], Speculative("auto"), 24)])
+    assert done.stats.drafts_accepted
 
 
 def test_few_requests_that_need_the_results_sit_out_every_second_step() -> None:
@@ -287,6 +301,7 @@ def test_stored_blocks_do_not_wait_for_a_refinement() -> None:
         engine.step()
         longest = max(longest, len(first.blocks.for_mrp))
     assert longest <= 2
+    assert first.finish_reason == "length"  # also the last block's forward ahead is dropped without an error
 
 
 def test_requests_beyond_the_lines_of_the_first_ones_go_ahead_too() -> None:

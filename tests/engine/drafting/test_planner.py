@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 from service.engine.drafting.estimates import MrpChoice
 
-from service.decode.block import Pick, Step
+from service.decode.block import MASKED, Block, Pick, Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Dynamic, Speculative, Static
+from service.decode.policy import Prediction, Refine
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.planner import DraftPlanner, RequestDrafts
+from service.engine.lookahead import DraftsAhead
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, request_of
 
 AUTO = Speculative("auto")
@@ -138,6 +140,22 @@ def test_a_request_with_fixed_drafts_needs_no_costs() -> None:
         planner.begin(1)
         drafts.record(1, verified([], 1))
         planner.end([1])
+
+
+def test_as_many_mrp_forwards_begin_ahead_as_followed_in_the_last_search() -> None:
+    """Of three, only the first one leads to the next query: another has the other pick, and one another anchor."""
+    planner = DraftPlanner(FREE_ROWS, 256)
+    drafts, state = planned(planner), Block((MASKED, MASKED))
+    ahead = DraftsAhead(Static().rule, drafts, 2)
+    planner.begin(1)
+    drafts.budget()
+    drafts.record(1, [])
+    read, other = [Prediction((0, 1), (5, 6), (0.9, 0.1), handle=handle) for handle in ("read", "other")]
+    likeliest, unlikely = [state.reveal([pick]) for pick in read.picks]
+    for query in (Refine(read, likeliest), Refine(read, unlikely), Refine(other, likeliest)):
+        ahead.receive(read, state, query)
+    drafts.record(1, [])
+    assert ahead.num_ahead(Refine(read, state, num_following=3)) == 1
 
 
 def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -> list[bool]:

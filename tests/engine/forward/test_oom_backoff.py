@@ -149,9 +149,10 @@ class TestRowsThatFit:
 
 
 class TestEngine:
+    @pytest.mark.parametrize("ahead", [False, True])
     @pytest.mark.parametrize("forward", ["evaluate", "refine"])
     def test_a_request_that_never_fits_ends_with_an_error_and_others_continue(
-        self, checkpoint: Checkpoint, forward: str
+        self, checkpoint: Checkpoint, forward: str, ahead: bool
     ) -> None:
         """What never fits: rows from the sixth block on. Every mode, all in one batch."""
         requests = [request_of(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
@@ -161,7 +162,7 @@ class TestEngine:
         def fits(rows: Sequence[Row]) -> bool:
             return all(row.index < 5 for row in rows)
 
-        engine, _ = scarce(checkpoint, **{f"{forward}s": fits})
+        engine, _ = scarce(checkpoint, async_scheduling=ahead, **{f"{forward}s": fits})
         events = events_of(engine, requests)
         for request in requests:
             last = events[request.request_id][-1]
