@@ -24,7 +24,7 @@ class ChosenPlans(PlanClock):
         self.end(1, 0)
         return choice
 
-    def end(self, running: int, tokens: int, prompts_s: float = 0.0) -> None:  # noqa: ARG002 - as the clock has them
+    def end(self, running: int, tokens: int, prompts_s: float = 0.0) -> None:
         for choice in self.choices:
             choice.plan, choice.starting = self._choose(choice.num_plans), self._choose(choice.num_plans)
 

@@ -31,7 +31,8 @@ _BETTER = 0.02
 #: `_PAUSE` times the last one's seconds, twice as much after each trial that changed nothing, `_DOUBLINGS` times at
 #: most, and at most `_LONGEST_S` seconds.
 _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
-#: a step counts with so many times the mean step's seconds at most: a pause of the machine is no plan's
+#: A step that takes so many times as long as the mean step counts for no plan, since the machine has paused. Of several
+#: in a row only the first one does not count.
 _LONGEST_STEP = 4.0
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
@@ -186,9 +187,9 @@ class PlanClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._choices = list[PlanChoice]()
+        self.choices = list[PlanChoice]()
         self._last: float | None = None  # the end of the last step, None after an idle time
-        self._step_s = 0.0  # the mean seconds of a step
+        self._step_s, self._is_long = 0.0, False  # the mean seconds of a step; whether the last one was much longer
         self._level, self._mean = 0, 0.0  # the load, and the mean of the running requests' log2
         self._progress = _Progress()  # of the present plans
         self._skip = 0  # the next steps that count for no plan
@@ -196,7 +197,7 @@ class PlanClock:
         self._spent_s, self._base = 0.0, 0.0  # the trial's seconds, and the rate with which it is compared
 
     def add(self, choice: PlanChoice) -> PlanChoice:
-        self._choices.append(choice)
+        self.choices.append(choice)
         choice.move(self._level)
         return choice
 
@@ -221,7 +222,9 @@ class PlanClock:
             return
         seconds = max(0.0, now - last - prompts_s)
         self._step_s = self._step_s or seconds
-        seconds = min(seconds, _LONGEST_STEP * self._step_s)
+        was_long, self._is_long = self._is_long, seconds > _LONGEST_STEP * self._step_s
+        if self._is_long and not was_long:
+            return
         self._step_s += _FRESH * (seconds - self._step_s)
         if self._trial is None:
             self._find_trial(seconds)
@@ -235,10 +238,10 @@ class PlanClock:
     def _change_load(self) -> None:
         if self._trial is not None:
             choice, plan = self._trial
-            choice.load.rivals[plan].wait(self._spent_s)
+            choice.load.rivals[plan].wait(max(self._spent_s, self._trial_s))
             self._trial = None
         self._level = round(self._mean)
-        for choice in self._choices:
+        for choice in self.choices:
             choice.move(self._level)
         self._restart()
 
@@ -246,12 +249,9 @@ class PlanClock:
         self._progress, self._skip = _Progress(), _BETWEEN
 
     def _find_trial(self, seconds: float) -> None:
-        for choice in self._choices:
-            if (
-                choice.started.total()
-                and (plan := choice.due(seconds, self._trial_s)) is not None
-                and self._progress.is_enough
-            ):
+        for choice in self.choices:
+            plan = choice.due(seconds, self._trial_s) if choice.started.total() else None
+            if plan is not None and self._progress.is_enough:
                 self._trial, self._spent_s = (choice, plan), 0.0
                 if not choice.is_ready(plan):
                     choice.starting = plan
@@ -267,7 +267,7 @@ class PlanClock:
         if self._skip:
             self._skip -= 1
             return
-        if all(choice.is_ready(choice.plan) for choice in self._choices):
+        if all(choice.is_ready(choice.plan) for choice in self.choices):
             self._progress.add(running, tokens, seconds)
         if self._trial is not None:
             self._judge(*self._trial)
