@@ -59,7 +59,7 @@ def chosen(parts: list[str]) -> list[World]:
 
 
 def _row(world: World, mode: DecodingMode, compared: Comparison) -> dict[str, Any]:
-    begun = compared.plan.begun
+    forwards = compared.plan.forwards
     return {
         "world": world.name,
         "plan": Plan.from_mode(mode).name,
@@ -70,9 +70,9 @@ def _row(world: World, mode: DecodingMode, compared: Comparison) -> dict[str, An
         "times_best": compared.times_best,
         "times_static_by_load": compared.times_static_by_load,
         "loads": [load.users for load in world.loads],
-        "steps": begun.backbone,
-        "steps_in_turns": begun.in_turns,
-        "mrp_forwards": begun.mrp,
+        "steps": forwards.backbone,
+        "steps_in_turns": forwards.in_turns,
+        "mrp_forwards": forwards.mrp,
         "same_answers": compared.same_answers,
     }
 
