@@ -16,7 +16,7 @@ from service.decode.rules import JointlyAbove
 from service.engine.drafting.costs import Curve
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.replays import can_replay
+from service.engine.forward.replays import MAX_FORWARDS, can_replay
 from service.engine.forward.rows import Row
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint
@@ -152,7 +152,7 @@ class SimulatedRunner:
         host, clock, readings = self._host, self._clock, list[_Reading]()
         clock.work(host.launch + host.launch_row * len(rows))
         rows = self._network.with_states(rows)
-        for number in range(max(counts)):
+        for number in range(min(max(counts), MAX_FORWARDS)):
             self.forwards.mrp += 1
             end, predictions = clock.compute(self._curves["mrp"].filled(len(rows))), self._network.compute(rows)
             readings.append(_Reading(clock, end, host.request * len(rows), predictions))
