@@ -96,9 +96,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
             *(by_load if len(row["loads"]) > 1 else "", "yes" if row["same_answers"] else "no", f"{row['cpu_s']:.1f}"),
         )
     cli.results().print(lines)
-    by_load = [ratio for row in rows for ratio in row["times_static_by_load"]]
     _print_ratios("times static", [row["times_static"] for row in rows])
-    _print_ratios("times static, by load", by_load)
+    _print_ratios("times static, by load", [ratio for row in rows for ratio in row["times_static_by_load"]])
     _print_ratios("times best", [row["times_best"] for row in rows])
 
 
