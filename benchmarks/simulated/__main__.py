@@ -59,7 +59,7 @@ def chosen(parts: list[str]) -> list[World]:
 
 
 def _row(world: World, mode: DecodingMode, compared: Comparison) -> dict[str, Any]:
-    begun = compared.plan.begun
+    forwards = compared.plan.forwards
     return {
         "world": world.name,
         "plan": Plan.from_mode(mode).name,
@@ -70,9 +70,9 @@ def _row(world: World, mode: DecodingMode, compared: Comparison) -> dict[str, An
         "times_best": compared.times_best,
         "times_static_by_load": compared.times_static_by_load,
         "loads": [load.users for load in world.loads],
-        "steps": begun.backbone,
-        "steps_in_turns": begun.in_turns,
-        "mrp_forwards": begun.mrp,
+        "steps": forwards.backbone,
+        "steps_in_turns": forwards.in_turns,
+        "mrp_forwards": forwards.mrp,
         "same_answers": compared.same_answers,
     }
 
@@ -96,11 +96,15 @@ def _print(rows: list[dict[str, Any]]) -> None:
             *(by_load if len(row["loads"]) > 1 else "", "yes" if row["same_answers"] else "no", f"{row['cpu_s']:.1f}"),
         )
     cli.results().print(lines)
-    for name in ("times_static", "times_best"):
-        ratios = sorted(row[name] for row in rows)
-        least, twentieth, middle = ratios[0], ratios[len(ratios) // 20], ratios[len(ratios) // 2]
-        text = f"{name.replace('_', ' ')}: {least:.3f} at least, {twentieth:.3f} in 95 %, {middle:.3f} in half of them"
-        cli.results().print(text)
+    _print_ratios("times static", [row["times_static"] for row in rows])
+    _print_ratios("times static, by load", [ratio for row in rows for ratio in row["times_static_by_load"]])
+    _print_ratios("times best", [row["times_best"] for row in rows])
+
+
+def _print_ratios(name: str, ratios: list[float]) -> None:
+    ratios = sorted(ratios)
+    least, twentieth, middle = (ratios[len(ratios) * part // 20] for part in (0, 1, 10))
+    cli.results().print(f"{name}: {least:.3f} at least, {twentieth:.3f} in 95 %, {middle:.3f} in half of them")
 
 
 if __name__ == "__main__":

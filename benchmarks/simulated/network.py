@@ -77,11 +77,11 @@ class SimulatedWeights:
 
     def _read(self, context: int, tokens: tuple[int, ...], p: int, bits: int) -> tuple[int, float]:
         """The token of a position and its confidence, by the tokens beside it."""
-        logits, own, sureness = self._block(context)
+        logits, answer, sureness = self._block(context)
         acceptance, last = self._acceptance, self._size - 1
         left, right = p == 0 or tokens[p - 1] != MASKED, p < last and tokens[p + 1] != MASKED
         change = acceptance.spread * (((bits >> (7 * p)) & 127) / 127.0 - 0.5)
-        token = own[p] if left or sureness[p] > acceptance.error else own[p] + 1
+        token = answer[p] if left or sureness[p] > acceptance.error else answer[p] + 1
         return token, 1.0 / (1.0 + exp(-(logits[p] + 1.8 * left + 0.6 * right + change)))
 
     def rescore(self, context: int, state: Block, positions: Sequence[int]) -> tuple[Pick, ...]:
@@ -162,6 +162,8 @@ class SimulatedNetwork:
         ]
 
     def _compute(self, row: Row, output: SimulatedOutput) -> None:
+        if row.edits:
+            raise ValueError("mode is 'edit', which is not simulated: all other modes are")
         state, prediction = row.state, Prediction((), (), ())
         context = self._pages.get(row.pages[row.index - 1], _UNWRITTEN) if row.index else _FIRST
         if row.writes_kv and row.anchor is None and state.complete:

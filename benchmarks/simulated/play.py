@@ -7,7 +7,7 @@ from typing import cast
 
 from benchmarks.simulated.clock import SimulatedClock
 from benchmarks.simulated.network import SimulatedWeights
-from benchmarks.simulated.runner import ForwardsBegun, SimulatedRunner
+from benchmarks.simulated.runner import BegunForwards, SimulatedRunner
 from benchmarks.simulated.users import Users
 from benchmarks.simulated.worlds import Load, World
 from service.decode.mode import DecodingMode
@@ -42,7 +42,7 @@ class Part:
 class Played:
     """One plan in one world. `parts`: its loads, in their order. `answers`: by request, also those not at their end."""
 
-    begun: ForwardsBegun
+    forwards: BegunForwards
     parts: list[Part] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)
 
@@ -53,11 +53,8 @@ class Played:
 
     def has_answers_of(self, other: "Played") -> bool:
         """Whether all answers are equal as far as both go."""
-        return all(
-            tokens[: len(others)] == others[: len(tokens)]
-            for name, tokens in self.answers.items()
-            if (others := other.answers.get(name)) is not None
-        )
+        pairs = [(tokens, other.answers[name]) for name, tokens in self.answers.items() if name in other.answers]
+        return all(first[: len(second)] == second[: len(first)] for first, second in pairs)
 
 
 @lru_cache
@@ -76,7 +73,7 @@ def prices(world: World) -> StepCosts:
     clock, weights = SimulatedClock(), SimulatedWeights(world.block_size, world.acceptance)
     runner = SimulatedRunner((idle, world.device), clock, weights, demo(world.block_size), _NUM_PAGES)
     table = measure(cast(ModelRunner, runner), MAX_ROWS, has_mrp=True, clock=clock, ahead=world.device.graphs)
-    return replace(table, draft=1e-3 * (idle.found + idle.search))
+    return replace(table, draft=1e-3 * (idle.draft + idle.search))
 
 
 class Game:
@@ -107,7 +104,7 @@ class _Play:
 
         deps = EngineDeps(clock=self._clock, costs=table, runner=runner)
         self._engine = Engine(demo(world.block_size), _config(world), deps=deps)
-        self._played = Played(runners[0].begun)
+        self._played = Played(runners[0].forwards)
 
     def run(self) -> Played:
         for load in self._world.loads:
@@ -164,7 +161,7 @@ class Comparison:
 
     @property
     def times_static(self) -> float:
-        return times_faster(self.plan, self.static)
+        return times_faster(self.plan.parts, [part.rate for part in self.static.parts])
 
     @property
     def times_static_by_load(self) -> list[float]:
@@ -172,21 +169,22 @@ class Comparison:
 
     @property
     def times_best(self) -> float:
-        """Relative to the fastest of `static` and the fixed plans."""
-        return min(times_faster(self.plan, played) for played in (self.static, *self.fixed.values()))
+        """Relative to `static` or a fixed plan, at each load the fastest there."""
+        by_load = zip(*(played.parts for played in (self.static, *self.fixed.values())), strict=True)
+        return times_faster(self.plan.parts, [max(part.rate for part in parts) for parts in by_load])
 
     @property
     def same_answers(self) -> bool:
         return self.plan.has_answers_of(self.static)
 
 
-def times_faster(played: Played, other: Played) -> float:
-    """The other's time for the same tokens at each load, divided by the time of `played`.
+def times_faster(parts: Sequence[Part], rates: Sequence[float]) -> float:
+    """The time of the same tokens at these rates, tokens a second at each load, divided by the time that they took.
 
     So a load at which a plan is slow does not weigh more for that plan, where loads last some number of steps.
     """
-    pairs = zip(played.parts, other.parts, strict=True)
-    return sum(part.tokens / same.rate for part, same in pairs) / sum(part.seconds for part in played.parts)
+    expected = sum(part.tokens / rate for part, rate in zip(parts, rates, strict=True))
+    return expected / sum(part.seconds for part in parts)
 
 
 def compare(world: World, plans: Sequence[DecodingMode], seed: int = 0) -> list[Comparison]:

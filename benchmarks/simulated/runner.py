@@ -16,7 +16,7 @@ from service.decode.rules import JointlyAbove
 from service.engine.drafting.costs import Curve
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.replays import can_replay
+from service.engine.forward.replays import MAX_FORWARDS, can_replay
 from service.engine.forward.rows import Row
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint
@@ -37,8 +37,8 @@ class HostTimes:
     step: float = 0.35  # of the engine beside its forwards: scheduler, events, metrics, messages
     request: float = 0.010  # of a policy that reveals and asks
     state: float = 0.012  # of the verification of one more state
-    search: float = 0.06  # of a search for drafts, and for each verified state that it has found
-    found: float = 0.025
+    search: float = 0.06  # of a search whose drafts are verified
+    draft: float = 0.025  # and of each verified state that it has brought
     wait: float = 0.0  # more of each step in turns
 
 
@@ -79,7 +79,7 @@ class SimulatedModel:
 
 
 @dataclass(slots=True)
-class ForwardsBegun:
+class BegunForwards:
     """The forwards that have begun. `in_turns`: those of the backbone for which the host had read the last one."""
 
     backbone: int = 0
@@ -124,7 +124,7 @@ class SimulatedRunner:
         self.model = SimulatedModel(num_pages, Graphs() if self._device.graphs else None)
         sizes = GRAPH_ROWS if self._device.graphs else ()
         self._curves = {"backbone": Curve(self._device.backbone, sizes), "mrp": Curve(self._device.mrp, sizes)}
-        self.begun = ForwardsBegun()
+        self.forwards = BegunForwards()
         self._last: weakref.ref[_Reading] | None = None  # the last forward of the backbone, unless it was dropped
 
     def prepare(self, max_rows: int) -> None:
@@ -136,10 +136,10 @@ class SimulatedRunner:
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         """As `ModelRunner.begin`."""
         if network == "mrp":
-            self.begun.mrp += 1
+            self.forwards.mrp += 1
             reading = self._begin("mrp", rows, self._host.request * len(rows))
         else:
-            self.begun.backbone += 1
+            self.forwards.backbone += 1
             self._wait_in_turns()
             reading = self._begin("backbone", rows, self._draft(rows))
             self._last = weakref.ref(reading)
@@ -152,8 +152,8 @@ class SimulatedRunner:
         host, clock, readings = self._host, self._clock, list[_Reading]()
         clock.work(host.launch + host.launch_row * len(rows))
         rows = self._network.with_states(rows)
-        for number in range(max(counts)):
-            self.begun.mrp += 1
+        for number in range(min(max(counts), MAX_FORWARDS)):
+            self.forwards.mrp += 1
             end, predictions = clock.compute(self._curves["mrp"].filled(len(rows))), self._network.compute(rows)
             readings.append(_Reading(clock, end, host.request * len(rows), predictions))
             rows = [
@@ -169,10 +169,10 @@ class SimulatedRunner:
         """`policies`: milliseconds of the policies, once they have the results."""
         host, device = self._host, self._device
         self._clock.work(host.launch + host.launch_row * len(rows))
-        seconds = self._curves[network].filled(len(rows))
-        if network == "backbone":
-            seconds += device.page * sum([row.index for row in rows]) if device.page else 0.0
-        end = self._clock.compute(seconds)
+        milliseconds = self._curves[network].filled(len(rows))
+        if network == "backbone" and device.page:
+            milliseconds += device.page * sum([row.index for row in rows])
+        end = self._clock.compute(milliseconds)
         return _Reading(self._clock, end, self._read(rows) + policies, self._network.compute(rows))
 
     def _read(self, rows: Sequence[Row]) -> float:
@@ -183,7 +183,7 @@ class SimulatedRunner:
         host = self._host
         states = Counter([id(row.pages) for row in rows if row.kind == "verify"])
         requests = {id(row.pages) for row in rows if row.sampling is not None}
-        self._clock.work(host.search * len(states) + host.found * states.total())
+        self._clock.work(host.search * len(states) + host.draft * states.total())
         if host.sampler and (any(row.drafts for row in rows) or not can_replay(rows, [1] * len(rows))):
             self._clock.work(host.sampler)
         return host.request * len(requests) + host.state * states.total()
@@ -191,7 +191,7 @@ class SimulatedRunner:
     def _wait_in_turns(self) -> None:
         last = self._last() if self._last is not None else None
         if last is None or last.is_read:
-            self.begun.in_turns += 1
+            self.forwards.in_turns += 1
             self._clock.work(self._host.wait)
 
 

@@ -108,7 +108,7 @@ _CPU = DeviceTimes(
 )
 _CPU_HOST = HostTimes(launch=0.1, launch_row=0.005, read=0.02, read_row=0.002, step=0.1)
 _NO_HOST = HostTimes(
-    launch=0, launch_row=0, read=0, read_row=0, step=0, request=0, state=0, search=0, found=0
+    launch=0, launch_row=0, read=0, read_row=0, step=0, request=0, state=0, search=0, draft=0
 )  # fmt: skip
 _FREE: Points = ((1, 0.01), (512, 0.02))
 
@@ -165,9 +165,9 @@ _OF_THE_DESIGN = (
 )
 
 
-def _in_answers(*users: int) -> tuple[Load, ...]:
-    """Loads one after the other, of some 200 steps of `static` each."""
-    return tuple(Load(count, answers=-(-11 * count // 2)) for count in users)
+def _in_steps(*users: int) -> tuple[Load, ...]:
+    """Loads of 200 steps each. Where users become fewer, the answers of the others end first."""
+    return tuple(Load(count, steps=200) for count in users)
 
 
 _FURTHER = (
@@ -191,9 +191,9 @@ _FURTHER = (
     World("8B, half static, 8 users", _8B, _HOST, traffic=Traffic(beside=Static())),
     World("8B, half direct, 8 users", _8B, _HOST, traffic=Traffic(beside=Direct(1))),
     World("4B, half direct, 32 users", _4B, _HOST, _MANY_USERS, Traffic(beside=Direct(1)), fixed=_ONE_PLAN),
-    World("4B, another load every 200 steps", _4B, _HOST, _in_answers(8, 32, 2, 16, 64, 4), fixed=()),
-    World("8B, another load every 200 steps", _8B, _HOST, _in_answers(16, 1, 32, 4, 64, 8), fixed=()),
-    World("1.7B, another load every 200 steps", _1_7B, _HOST, _in_answers(4, 16, 1, 32, 8), fixed=()),
-    World("8B, 8 and 32 users in turn", _8B, _HOST, _in_answers(8, 32, 8, 32, 8, 32), fixed=()),
+    World("4B, another load every 200 steps", _4B, _HOST, _in_steps(8, 32, 2, 16, 64, 4)),
+    World("8B, another load every 200 steps", _8B, _HOST, _in_steps(16, 1, 32, 4, 64, 8)),
+    World("1.7B, another load every 200 steps", _1_7B, _HOST, _in_steps(4, 16, 1, 32, 8)),
+    World("8B, 8 and 32 users in turn", _8B, _HOST, _in_steps(8, 32, 8, 32, 8, 32)),
 )
 WORLDS = (*_OF_THE_DESIGN, *_FURTHER)

@@ -14,7 +14,7 @@ from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, S
 
 #: forwards cost the same, whatever their rows
 DEVICE = DeviceTimes(((1, 10.0), (512, 10.0)), ((1, 1.0), (512, 1.0)))
-NO_HOST = HostTimes(launch=0, launch_row=0, read=0, read_row=0, step=0, request=0, state=0, search=0, found=0)
+NO_HOST = HostTimes(launch=0, launch_row=0, read=0, read_row=0, step=0, request=0, state=0, search=0, draft=0)
 SMALL = World("small", DEVICE, loads=(Load(3, 6), Load(1, 1)), traffic=Traffic(new_tokens=(12, 30)))
 AUTO = Speculative("auto")
 #: modes of which some begin steps ahead
@@ -36,7 +36,7 @@ def test_answers_of_drafting_plans_are_those_of_static(block_size: int) -> None:
         played = game.play(mode)
         assert len(played.answers.keys() & static.answers.keys()) >= 6
         assert played.has_answers_of(static)
-        assert played.begun.backbone < static.begun.backbone
+        assert played.forwards.backbone < static.forwards.backbone
     assert any(static.answers.values())
 
 
@@ -69,19 +69,21 @@ def test_steps_ahead_hide_the_host() -> None:
     busy, idle = Game(replace(SMALL, loads=(Load(3, 12),))), Game(replace(SMALL, loads=(Load(3, 12),), host=NO_HOST))
     least = 1e-3 * (HostTimes().launch + HostTimes().read + HostTimes().step)
     static, without = busy.play(Static()), idle.play(Static())
-    assert static.begun == without.begun
-    assert 10 * static.begun.in_turns < static.begun.backbone
-    assert 0 < seconds(static) - seconds(without) < 2 * least * static.begun.in_turns
+    assert static.forwards == without.forwards
+    assert 10 * static.forwards.in_turns < static.forwards.backbone
+    assert 0 < seconds(static) - seconds(without) < 2 * least * static.forwards.in_turns
     drafted, without = busy.play(Speculative(0, 1)), idle.play(Speculative(0, 1))
-    assert drafted.begun.in_turns == drafted.begun.backbone
-    assert least * drafted.begun.backbone < seconds(drafted) - seconds(without) < 2 * least * drafted.begun.backbone
+    assert drafted.forwards.in_turns == drafted.forwards.backbone
+    assert (
+        least * drafted.forwards.backbone < seconds(drafted) - seconds(without) < 2 * least * drafted.forwards.backbone
+    )
 
 
 def test_waits_are_paid_by_steps_in_turns_alone() -> None:
     waiting, usual = Game(replace(SMALL, host=HostTimes(wait=5.0))), Game(SMALL)
     for mode in (Static(), Speculative(0, 2)):
         slow, fast = waiting.play(mode), usual.play(mode)
-        assert seconds(slow) - seconds(fast) == pytest.approx(5e-3 * slow.begun.in_turns, abs=2e-3)
+        assert seconds(slow) - seconds(fast) == pytest.approx(5e-3 * slow.forwards.in_turns, abs=2e-3)
 
 
 def test_equal_seeds_give_equal_clocks() -> None:
