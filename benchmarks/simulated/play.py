@@ -73,7 +73,7 @@ def prices(world: World) -> StepCosts:
     clock, weights = SimulatedClock(), SimulatedWeights(world.block_size, world.acceptance)
     runner = SimulatedRunner((idle, world.device), clock, weights, demo(world.block_size), _NUM_PAGES)
     table = measure(cast(ModelRunner, runner), MAX_ROWS, has_mrp=True, clock=clock, ahead=world.device.graphs)
-    return replace(table, draft=1e-3 * (idle.draft + idle.search))
+    return replace(table, draft=1e-3 * (idle.draft + idle.search / 2))  # two drafts a search, as measured
 
 
 class Game:

@@ -1,13 +1,20 @@
-"""`mrp_steps: "auto"` on the demo if rows are free, cost something, or cost more than they gain."""
+"""`mrp_steps: "auto"` on the demo, by a clock that only forwards move: rows are free, cost something, or too much."""
+
+from collections.abc import Sequence
 
 import pytest
 
+from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine import EngineDeps, GenerationRequest, Stats
 from service.engine.drafting.costs import Curve, StepCosts
-from service.model import load_checkpoint
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import ModelRunner
+from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
+from tests.clock import Clock
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS
 from tests.runners import RunnerWrapper, engine_over
 
@@ -18,24 +25,29 @@ DENTED = StepCosts(Curve(((1, 2.06), (2, 2.61), (4, 5.11), (8, 6.58), (16, 11.7)
 DENTED_AS_SDAR = StepCosts(Curve(((1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0))))
 
 
-class Counting(RunnerWrapper):
-    """A runner, and the rows of each of its forwards."""
+class Priced(RunnerWrapper):
+    """A runner whose forwards take the time that the table says."""
 
-    def __init__(self, runner):
+    def __init__(self, runner: ModelRunner, clock: Clock, costs: StepCosts) -> None:
         super().__init__(runner)
-        self.rows = []
+        self._clock, self._costs = clock, costs
 
-    def evaluate(self, rows):
-        self.rows.append(len(rows))
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        self._clock.now += self._costs.backbone.at(len(rows))
         return super().evaluate(rows)
+
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        assert self._costs.mrp is not None
+        self._clock.now += self._costs.mrp.at(len(rows))
+        return super().refine(rows)
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
+def checkpoint() -> Checkpoint:
     return load_checkpoint(CHECKPOINT)
 
 
-def requests_for(checkpoint, mode, count):
+def requests_for(checkpoint: Checkpoint, mode: DecodingMode, count: int) -> list[GenerationRequest]:
     """The first held-out problems as requests."""
     codec, stop = TextCodec.load(CHECKPOINT), frozenset(checkpoint.config.eos_token_ids)
     prompts = [
@@ -47,54 +59,62 @@ def requests_for(checkpoint, mode, count):
     ]
 
 
-def decoded(checkpoint, costs, mode, count=3):
-    """Statistics of some problems, one alone after the other."""
-    engine = Engine(checkpoint, EngineConfig(max_running=1), deps=EngineDeps(costs=costs))
-    return [completion.stats for completion in engine.generate(requests_for(checkpoint, mode, count))]
+class Decoded:
+    """Problems that were decoded, `together` at once. `seconds`: of the clock, those of the last half of them."""
+
+    def __init__(self, checkpoint: Checkpoint, costs: StepCosts, mode: DecodingMode, count: int, together: int) -> None:
+        clock = Clock()
+        engine, _ = engine_over(
+            lambda runner: Priced(runner, clock, costs),
+            checkpoint,
+            EngineDeps(costs=costs, clock=clock),
+            max_running=together,
+            prefix_cache=False,
+        )
+        requests = requests_for(checkpoint, mode, count)
+        first = engine.generate(requests[: count // 2])
+        begin = clock.now
+        last = engine.generate(requests[count // 2 :])
+        self.seconds = clock.now - begin
+        self.stats: list[Stats] = [completion.stats for completion in last]
+        self.answers = [completion.token_ids for completion in (*first, *last)]
+
+    @property
+    def tokens_per_forward(self) -> float:
+        forwards = sum(stat.forwards.denoise + stat.forwards.verify for stat in self.stats)
+        return sum(stat.decoded_tokens for stat in self.stats) / forwards
 
 
-def rows_of(checkpoint, costs, mode, together):
-    """The rows of the forwards for some problems, so many at once, and the answers."""
-    engine, runner = engine_over(
-        Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
-    )
-    answers = [completion.token_ids for completion in engine.generate(requests_for(checkpoint, mode, 1 + together))]
-    return runner.rows, answers
+def test_on_a_gpu_that_is_not_full_big_trees_and_mrp_pay(checkpoint: Checkpoint) -> None:
+    decoded = Decoded(checkpoint, GPU, Speculative(), 10, 1)
+    assert sum(stat.mrp_steps == 2 for stat in decoded.stats) >= 4
+    assert sum(stat.drafts_proposed for stat in decoded.stats) > 6 * sum(stat.forwards.verify for stat in decoded.stats)
+    assert decoded.tokens_per_forward > 1.9
 
 
-def tokens_per_forward(stats):
-    return sum(stat.decoded_tokens for stat in stats) / sum(
-        stat.forwards.denoise + stat.forwards.verify for stat in stats
-    )
+def test_where_a_row_costs_a_quarter_of_a_forward_small_trees_without_mrp_do(checkpoint: Checkpoint) -> None:
+    decoded = Decoded(checkpoint, CHEAP_ROWS, Speculative(), 10, 1)
+    assert sum(stat.mrp_steps == 0 for stat in decoded.stats) >= 4
+    assert sum(stat.drafts_proposed for stat in decoded.stats) < 5 * sum(stat.forwards.verify for stat in decoded.stats)
+    assert 1.3 < decoded.tokens_per_forward < 2.3
 
 
-def test_on_a_gpu_that_is_not_full_big_trees_and_mrp_pay(checkpoint):
-    stats = decoded(checkpoint, GPU, Speculative())
-    assert all(stat.mrp_steps > 0 for stat in stats)
-    assert sum(stat.drafts_proposed for stat in stats) > 6 * sum(stat.forwards.verify for stat in stats)
-    assert tokens_per_forward(stats) > 1.9
+def test_where_no_draft_can_pay_it_is_static(checkpoint: Checkpoint) -> None:
+    drafted, static = (Decoded(checkpoint, DEAR_ROWS, mode, 2, 1) for mode in (Speculative(), Static()))
+    assert [stat.forwards for stat in drafted.stats] == [stat.forwards for stat in static.stats]
+    assert not any(stat.drafts_proposed for stat in drafted.stats)
 
 
-def test_where_a_row_costs_a_quarter_of_a_forward_small_trees_without_mrp_do(checkpoint):
-    stats = decoded(checkpoint, CHEAP_ROWS, Speculative())
-    assert {stat.mrp_steps for stat in stats} == {0}
-    assert sum(stat.drafts_proposed for stat in stats) < 5 * sum(stat.forwards.verify for stat in stats)
-    assert 1.3 < tokens_per_forward(stats) < 2.3
-
-
-def test_where_no_draft_can_pay_it_is_static(checkpoint):
-    drafted, static = (decoded(checkpoint, DEAR_ROWS, mode, 1) for mode in (Speculative(), Static()))
-    assert [stat.forwards for stat in drafted] == [stat.forwards for stat in static]
-    assert not any(stat.drafts_proposed for stat in drafted)
-
-
+@pytest.mark.parametrize("costs", [DENTED, DENTED_AS_SDAR])
 @pytest.mark.parametrize("together", [1, 4])
-def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_plan(checkpoint, together):
-    """By the table, not by a clock. One draft is the best fixed plan there: without drafts it takes a tenth longer."""
-    fixed = [rows_of(checkpoint, CHEAP_ROWS, mode, together) for mode in (Static(), Speculative(0, 1))]
-    for costs in (DENTED, DENTED_AS_SDAR):
-        rows, answers = rows_of(checkpoint, costs, Speculative(), together)
-        plain, drafted = (sum(map(costs.backbone.at, counts)) for counts, _ in fixed)
-        assert drafted < 0.95 * plain
-        assert sum(map(costs.backbone.at, rows)) < drafted / 0.98
-        assert all(answers == same for _, same in fixed)
+def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_plan(
+    checkpoint: Checkpoint, costs: StepCosts, together: int
+) -> None:
+    """One draft is the best fixed plan there: without drafts it takes a tenth longer."""
+    static, drafted, auto = (
+        Decoded(checkpoint, costs, mode, 8 * together, together)
+        for mode in (Static(), Speculative(0, 1), Speculative())
+    )
+    assert drafted.seconds < 0.95 * static.seconds
+    assert auto.seconds < drafted.seconds / 0.95
+    assert auto.answers == static.answers == drafted.answers

@@ -7,8 +7,7 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
-from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.planner import DraftPlanner
+from service.engine.drafting.planner import DRAFTS, REFINED, DraftPlanner
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import Sharing
 from service.engine.running_request import RunningRequest
@@ -16,6 +15,7 @@ from service.engine.scheduler import Scheduler, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint, parse_config
 from tests.engine.helpers import FREE_ROWS, Recorder, random_requests, request_of
+from tests.plans import use_plan
 from tests.tiny import tiny_config
 
 MODEL = parse_config(tiny_config())
@@ -80,13 +80,12 @@ class TestAdmission:
             target.remove(running_request)
         assert order == ["flood-1", "old", "flood-2", "urgent", "late"]
 
-    def test_mrp_drafts_for_one_request_but_not_for_many_that_start_together(self) -> None:
-        costs = StepCosts(Curve(((1, 10.0), (8, 10.0), (256, 400.0))), Curve(((1, 0.5), (256, 0.5))))
-        for count, uses_mrp in ((1, True), (8, False)):
-            config = EngineConfig(max_running=8, max_rows=256)
-            target = Scheduler(PrefixCache(100), MODEL, config, DraftPlanner(lambda: costs, 256), 2)
-            queue(target, *(request_of(str(index), [1], Speculative()) for index in range(count)))
-            assert [running.lease.prefix.mrp for running in admit(target)] == [uses_mrp] * count
+    def test_requests_have_mrp_pages_where_their_plan_or_mode_needs_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for plan in (DRAFTS, REFINED):
+            use_plan(monkeypatch, plan)
+            target = scheduler(max_running=8)
+            queue(target, *(request_of(mode.name, [1], mode) for mode in (Speculative(), Speculative(2), Static())))
+            assert [running.lease.prefix.mrp for running in admit(target)] == [plan == REFINED, True, False]
 
 
 class TestRows:

@@ -13,9 +13,10 @@ from msgspec import structs
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.drafting import estimates
+from service.engine.drafting.planner import PLAIN, REFINED
 from service.engine.request import LogprobsRequest
-from tests.engine.helpers import DEAR_ROWS, FREE_ROWS
+from tests.engine.helpers import FREE_ROWS
+from tests.plans import use_plan
 from tests.thinned import fast_only
 from tests.tiny import GOLDEN_NAMES
 from tests.vcuda.decoding import ALL_ON, on_device, steps, waits
@@ -66,7 +67,7 @@ COLUMNS: dict[str, Callable[[Counts], int]] = {
 
 @pytest.mark.parametrize("line", fast_only(lambda line: LINES[line][1] < 128 or "static" in line, LINES))
 def test_no_count_of_a_step_rises(device, line, request, monkeypatch):
-    monkeypatch.setattr(estimates, "_SEARCH_WEIGHT", 1e9)  # `auto` goes on although random weights draft nothing right
+    use_plan(monkeypatch, PLAIN if "without drafts" in line else REFINED)
     table: dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
     version = torch.__version__.split("+")[0]
     if table.get("torch", version) != version:
@@ -90,7 +91,7 @@ def per_step(device, mode, num_requests):
     engine = Engine(
         on_device(GOLDEN_NAMES[0]),
         replace(ALL_ON, draft_candidates=8, prefix_cache=False, max_rows=max_rows, max_running=num_requests),
-        deps=EngineDeps(costs=DEAR_ROWS if mode == "speculative, auto without drafts" else FREE_ROWS),
+        deps=EngineDeps(costs=FREE_ROWS),
     )
     submitted = [
         GenerationRequest(

@@ -93,7 +93,7 @@ class DraftPlanner:
             return request.mode.needs_mrp
         if self._choice is None:
             plans = 2 if self.costs().mrp is None else 3
-            self._choice = self._clock.add(PlanChoice(plans, self._prior, {REFINED}))
+            self._choice = self._clock.add(PlanChoice(plans, self.expected_gain, {REFINED}))
         return self._choice.starting == REFINED
 
     def plan_drafts(self, request: GenerationRequest, *, uses_mrp: bool) -> RequestDrafts:
@@ -111,7 +111,7 @@ class DraftPlanner:
         if self._choice is not None:
             self._choice.started[plan] -= 1
 
-    def _prior(self, plan: int, num_running: int) -> float:
+    def expected_gain(self, plan: int, num_running: int) -> float:
         """The expected log of a plan's tokens a second over those without drafts, by the table."""
         costs, times = self.costs(), list[float]()
         refines = plan == REFINED and costs.mrp is not None

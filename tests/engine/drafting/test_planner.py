@@ -1,24 +1,26 @@
-"""Prices of rows, draft budgets of requests, and the number of their MRP forwards. No model."""
+"""Prices of rows, draft budgets of requests, and the plans that run. No model."""
 
 from dataclasses import replace
+from math import log, log2
 
 import pytest
-from service.engine.drafting.estimates import MrpChoice
 
 from service.decode.block import MASKED, Block, Pick, Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Dynamic, Speculative, Static
 from service.decode.policy import Prediction, Refine
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.planner import DraftPlanner, RequestDrafts
+from service.engine.drafting.planner import DRAFTS, PLAIN, REFINED, DraftPlanner, RequestDrafts
 from service.engine.lookahead import DraftsAhead
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, request_of
+from tests.plans import use_plan
 
 AUTO = Speculative("auto")
 
 
 def planned(planner: DraftPlanner, mode: DecodingMode = AUTO) -> RequestDrafts:
-    return planner.plan_drafts(request_of("x", [1], mode), planner.mrp_steps(request_of("x", [1], mode), 2))
+    request = request_of("x", [1], mode)
+    return planner.plan_drafts(request, uses_mrp=planner.starts_with_mrp(request))
 
 
 def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
@@ -87,6 +89,7 @@ def test_a_row_behind_many_pages_costs_their_reading() -> None:
     assert planner.row(16) == planner.row(0) == pytest.approx(price(CHEAP_ROWS, 1))
 
 
+@pytest.mark.usefixtures("drafting")
 def test_the_rows_of_a_forward_are_shared() -> None:
     planner = DraftPlanner(lambda: FREE_ROWS, 32)
     drafts = planned(planner)
@@ -97,6 +100,7 @@ def test_the_rows_of_a_forward_are_shared() -> None:
     assert shares == [30, 6, 1, 0]
 
 
+@pytest.mark.usefixtures("drafting")
 def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     def bars(actual: int) -> tuple[float, float, float]:
         """The least gains of drafts of a kind before and after many gained `actual` tokens, and of another kind."""
@@ -122,11 +126,11 @@ def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     planner = DraftPlanner(lambda: FREE_ROWS, 256)
     lax, strict = planned(planner, Speculative("auto", margin=0.5)), planned(planner)
     planner.begin(1)
-    before, chosen = strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)
+    before, lax_before = strict.expected_gains([0.3] * 8), lax.expected_gains([0.3] * 8)
     for _ in range(500):
         lax.record(9, verified([(0.3, 0)] * 8, 1))
-    assert (strict.budget().row, planner.mrp_steps(request_of("x", [1], AUTO), 2)) == (before, chosen)
-    assert planner.mrp_steps(request_of("x", [1], Speculative("auto", margin=0.5)), 2) != chosen
+    assert strict.expected_gains([0.3] * 8) == before
+    assert sum(lax.expected_gains([0.3] * 8)) < 0.1 * sum(lax_before)
 
 
 def test_a_request_with_fixed_drafts_needs_no_costs() -> None:
@@ -148,8 +152,7 @@ def test_as_many_mrp_forwards_begin_ahead_as_followed_in_the_last_search() -> No
     drafts, state = planned(planner), Block((MASKED, MASKED))
     ahead = DraftsAhead(Static().rule, drafts, 2)
     planner.begin(1)
-    drafts.budget()
-    drafts.record(1, [])
+    drafts.refinements = 3
     read, other = [Prediction((0, 1), (5, 6), (0.9, 0.1), handle=handle) for handle in ("read", "other")]
     likeliest, unlikely = [state.reveal([pick]) for pick in read.picks]
     for query in (Refine(read, likeliest), Refine(read, unlikely), Refine(other, likeliest)):
@@ -158,85 +161,71 @@ def test_as_many_mrp_forwards_begin_ahead_as_followed_in_the_last_search() -> No
     assert ahead.num_ahead(Refine(read, state, num_following=3)) == 1
 
 
-def searching(planner: DraftPlanner, net: float, steps: int, running: int = 8) -> list[bool]:
-    """Whether each step searches. Every search finds one draft, which gains its row's price and `net` tokens.
-
-    As in the engine, the next search begins before the drafts of the last one are counted.
-    """
-    requests, searches = [planned(planner) for _ in range(running)], [False]
-    for _ in range(steps):
-        planner.begin(running)
-        searched, last = [drafts.budget().states > 0 for drafts in requests], searches[-1]
-        assert all(searched) == any(searched)
-        gain = planner.row() + net
-        for drafts in requests:
-            drafts.record(1 + last, verified([(0.9, gain)] if last else [], 1))  # type: ignore[list-item]
-        searches.append(all(searched))
-        planner.end([])
-    return searches[1:]
-
-
-class TestSearches:
-    #: a search takes a tenth of a row, and a row costs about half a token
-    COSTS = replace(CHEAP_ROWS, mrp=None, search=0.05)
-
-    def test_searches_that_gain_more_than_they_cost_go_on(self) -> None:
-        assert all(searching(DraftPlanner(lambda: self.COSTS, 256), 0.2, 200))
-
-    def test_searches_that_only_pay_for_their_rows_are_tried_now_and_then(self) -> None:
-        searches = searching(DraftPlanner(lambda: self.COSTS, 256), 0.0, 200)
-        assert searches[0]
-        assert sum(searches[100:164]) == 4
-
-    def test_the_question_whether_drafts_follow_counts_as_no_search(self) -> None:
-        planner = DraftPlanner(self.COSTS, 256)
-        drafts = planned(planner)
-        for _ in range(401):  # steps ahead of results: the policy makes no search
+class TestPlans:
+    def test_no_plan_but_the_one_without_drafts_lets_a_request_draft(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for plan, expected in ((PLAIN, (0, 0)), (DRAFTS, (30, 0)), (REFINED, (30, 2))):
+            use_plan(monkeypatch, plan)
+            planner = DraftPlanner(FREE_ROWS, 32)
+            drafts = planned(planner)
             planner.begin(1)
-            assert drafts.drafts_next()
-            drafts.record(1, verified([], 1), ahead=True)
+            budget = drafts.budget()
+            assert (budget.states, budget.mrp_steps) == expected
+            assert drafts.drafts_next() == (plan != PLAIN)
+            assert drafts.refines == (plan == REFINED)
+
+    def test_a_request_that_started_without_mrp_drafts_without_it_whatever_runs(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_plan(monkeypatch, DRAFTS)
+        planner = DraftPlanner(FREE_ROWS, 256)
+        drafts = planned(planner)
+        monkeypatch.setattr(DraftPlanner, "plan", REFINED)
+        planner.begin(1)
+        assert (drafts.budget().mrp_steps, drafts.refines, drafts.mrp_steps) == (0, False, 0)
+
+    def test_where_there_is_no_mrp_no_request_starts_with_it(self) -> None:
+        planner = DraftPlanner(StepCosts(FREE_ROWS.backbone), 256)
+        assert not planner.starts_with_mrp(request_of("x", [1], AUTO))
+        assert planner.starts_with_mrp(request_of("x", [1], Speculative(2)))
+
+    def test_a_plan_is_expected_to_be_worth_what_the_table_says(self) -> None:
+        """Free rows: a tree of 16 states gives 2.84 times the steps, with MRP more. A dear row loses them."""
+        free, cheap, dear = (DraftPlanner(costs, 256) for costs in (FREE_ROWS, CHEAP_ROWS, DEAR_ROWS))
+        assert free.expected_gain(DRAFTS, 1) == pytest.approx(log(1 + 0.45 * log2(17)))
+        assert free.expected_gain(REFINED, 1) > free.expected_gain(DRAFTS, 1)
+        assert cheap.expected_gain(DRAFTS, 1) > 0 > cheap.expected_gain(REFINED, 1)
+        assert dear.expected_gain(DRAFTS, 1) < 0
+        assert cheap.expected_gain(DRAFTS, 64) < 0
+
+    def test_tokens_and_seconds_of_decoding_requests_find_the_faster_plan(self) -> None:
+        """Drafts bring a second token, and a step with them takes half as long again."""
+        now, costs = 0.0, StepCosts(FREE_ROWS.backbone)
+        planner = DraftPlanner(costs, 256, clock=lambda: now)
+        drafts = [planned(planner) for _ in range(4)]
+        for step in range(200):
+            planner.begin(4)
+            drafting = planner.plan != PLAIN
+            for request in drafts:
+                request.record(1 + drafting, verified([], 1 + drafting))
+            now += 1.5 if drafting else 1.0
             planner.end([])
+            if step == 100:
+                planner.idle()
+                now += 1000.0
+        assert planner.plan == DRAFTS
+        for request in drafts:
+            request.end()
 
-    def test_searches_begin_again_where_they_pay_again(self) -> None:
-        planner = DraftPlanner(lambda: self.COSTS, 256)
-        searching(planner, -0.2, 200)
-        assert all(searching(planner, 0.5, 400)[-20:])
-
-    def test_each_load_has_its_own_count(self) -> None:
-        planner = DraftPlanner(lambda: self.COSTS, 256)
-        searching(planner, -0.2, 200)
-        assert all(searching(planner, 0.2, 10, running=1))
-
-
-class TestMrpChoice:
-    def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
-        assert MrpChoice().best(FREE_ROWS, 1, 16) > 0
-        assert MrpChoice().best(CHEAP_ROWS, 1, 16) == 0
-        assert MrpChoice().best(DEAR_ROWS, 1, 16) == 0
-        assert MrpChoice().best(StepCosts(FREE_ROWS.backbone), 1, 16) == 0
-
-    def test_one_request_in_32_tries_a_neighbour_where_drafts_pay_at_all(self) -> None:
-        for costs, wanted in ((FREE_ROWS, 4), (DEAR_ROWS, 0)):
-            choice, taken = MrpChoice(), []
-            for _ in range(128):
-                taken.append(choice.best(costs, 1, 16))
-                choice.take(taken[-1])
-            assert sum(steps != taken[0] for steps in taken) == wanted
-
-    def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
-        choice = MrpChoice()
-        assert choice.best(FREE_ROWS, 1, 16) == 2
-        for _ in range(500):
-            choice.take(2).count([(0.3, 1)] + [(0.3, 0)] * 7)
-            choice.take(0).count([(0.3, 1)] * 2 + [(0.3, 0)] * 6)
-        assert choice.best(FREE_ROWS, 1, 16) == 0
-        for _ in range(500):
-            choice.take(1).count([(0.3, 1)] * 4 + [(0.3, 0)] * 4)
-        assert choice.best(FREE_ROWS, 1, 16) == 1
-
-    def test_mrp_forwards_that_searches_do_not_take_cost_nothing(self) -> None:
-        choice, costs = MrpChoice(), replace(FREE_ROWS, mrp=Curve(((1, 4.0), (256, 4.0))))
-        assert choice.best(costs, 1, 16) == 0
-        for _ in range(1000):
-            choice.take(1).count_search(0)
-        assert choice.best(costs, 1, 16) == 1
+    def test_a_step_of_prompts_alone_counts_for_no_plan(self) -> None:
+        now = 0.0
+        planner = DraftPlanner(CHEAP_ROWS, 256, clock=lambda: now)
+        drafts = planned(planner)
+        for step in range(60):
+            planner.begin(1, prompt_rows=64 * (step % 2))
+            if step % 2:
+                now += 100.0
+            else:
+                drafts.record(1, verified([], 1))
+                now += 1.0
+            planner.end([])
+        assert planner.plan == PLAIN

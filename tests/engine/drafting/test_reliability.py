@@ -1,7 +1,8 @@
 """The least expected gain that is worth a price, and the actual gains behind expected ones."""
 
 import pytest
-from service.engine.drafting.estimates import Reliability
+
+from service.engine.drafting.reliability import Reliability
 
 
 def count(reliability: Reliability, drafts: list[tuple[float, int]]) -> None:
