@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from math import exp, log, log2
+from math import exp, log, log2, sqrt
 
 #: weight of a step in the running means: of the running requests, and of a step's seconds
 _FRESH = 1 / 16
 #: A load is a rounded log2 of the running requests. It changes where their mean is farther than `_PLAY` from its
 #: middle. If they jump by more than `_JUMP` it changes at once.
 _PLAY, _JUMP = 0.75, 1.5
-#: request-steps of a trial, and of the steps with which it is compared; the least and the most steps
+#: the request-steps before a trial, with which it is compared: with few requests fewer, in so many steps
 _REQUEST_STEPS, _LEAST_STEPS, _MOST_STEPS = 64, 3, 24
-#: A trial ends early after so many request-steps if its progress is below e ** _POOR of the best plan's.
-_EARLY, _POOR = 16, -0.25
+#: A trial of n request-steps ends if its log ratio is farther than _DOUBT / sqrt(n) from 0, from `_EARLY` on. A near tie
+#: costs little, so it lasts `_TIE` times as long as the steps before it.
+_EARLY, _DOUBT, _TIE = 16, 1.2, 4
 #: steps after a change of plan that count for no plan, since they began under the other one
 _BETWEEN = 2
 #: the log ratio with which a rival becomes the best plan
@@ -50,7 +51,7 @@ class _Progress:
     steps: float = 0.0
 
     def add(self, running: int, tokens: int, seconds: float) -> None:
-        if self.steps >= 2 * _LEAST_STEPS and (self.steps >= 2 * _MOST_STEPS or self.requests >= 2 * _REQUEST_STEPS):
+        if self.is_enough(2 * _TIE):
             self.tokens, self.seconds = self.tokens / 2, self.seconds / 2
             self.requests, self.steps = self.requests / 2, self.steps / 2
         self.tokens += tokens
@@ -58,9 +59,14 @@ class _Progress:
         self.requests += running
         self.steps += 1
 
-    @property
-    def is_enough(self) -> bool:
-        return self.steps >= _MOST_STEPS or (self.steps >= _LEAST_STEPS and self.requests >= _REQUEST_STEPS)
+    def is_enough(self, times: int = 1) -> bool:
+        by_requests = self.steps >= _LEAST_STEPS and self.requests >= times * _REQUEST_STEPS
+        return by_requests or self.steps >= times * _MOST_STEPS
+
+    def is_clear(self, ratio: float) -> bool:
+        """Whether a trial with this log ratio has gone on for long enough."""
+        early = self.steps >= _LEAST_STEPS and self.requests >= _EARLY
+        return self.is_enough(_TIE) or (early and abs(ratio) > _DOUBT / sqrt(self.requests))
 
     @property
     def log_rate(self) -> float:
@@ -251,7 +257,7 @@ class PlanClock:
     def _find_trial(self, seconds: float) -> None:
         for choice in self.choices:
             plan = choice.due(seconds, self._trial_s) if choice.started.total() else None
-            if plan is not None and self._progress.is_enough:
+            if plan is not None and self._progress.is_enough():
                 self._trial, self._spent_s = (choice, plan), 0.0
                 if not choice.is_ready(plan):
                     choice.starting = plan
@@ -281,10 +287,8 @@ class PlanClock:
             self._restart()
 
     def _judge(self, choice: PlanChoice, plan: int) -> None:
-        progress = self._progress
-        ratio = progress.log_rate - self._base
-        is_poor = progress.steps >= _LEAST_STEPS and progress.requests >= _EARLY and ratio < _POOR
-        if choice.plan == plan and (progress.is_enough or is_poor):
+        ratio = self._progress.log_rate - self._base
+        if choice.plan == plan and self._progress.is_clear(ratio):
             choice.load.judge(plan, ratio, self._spent_s)
             self._trial = None
             choice.run(choice.load.best)
