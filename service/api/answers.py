@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from service.decode.knobs import KnobValue
 from service.engine.request import FinishReason, ForwardCounts, Stats
-from service.messages.wire import Answer, Chunk, Ending, ReplicaRequest, TraceStep
+from service.messages.wire import Answer, Chunk, Ending, ReplicaRequest, TraceStep, mode_of
 from service.quality.schema import knobs_of
 
 #: no answer ends with `abort`: its client has left
@@ -18,7 +18,7 @@ EndReason = Annotated[FinishReason, WithJsonSchema({"type": "string", "enum": ["
 
 
 #: the statistics that answers do not have
-HIDDEN = frozenset({"decoded_tokens", "prefill_s"})
+HIDDEN = frozenset({"decoded_tokens", "prefill_s", "mode"})
 _STATS = [name for name in Stats.__struct_fields__ if name not in HIDDEN]
 #: the same as answers name them; times are in milliseconds there
 _SHOWN = [name[:-1] + "ms" if name.endswith("_s") else name for name in _STATS]
@@ -157,10 +157,11 @@ class Decoded(Met):
 
 def decoded_of(request: ReplicaRequest, ending: Ending) -> Decoded:
     """How an answer of another API was decoded, by fields that this API does not have."""
+    mode = mode_of(request, ending.stats)
     stats: DecodedStats = {
         "finish_reason": ending.finish_reason,
-        "mode": request.mode.name,
-        "knobs": knobs_of(request.mode),
+        "mode": mode.name,
+        "knobs": knobs_of(mode),
         "seed": request.sampling.seed,
         **stats_of(ending.stats),
     }

@@ -35,7 +35,7 @@ from service.api.parse import (
 from service.api.protocol import GenerateBody
 from service.api.streams import frame
 from service.errors import MrpServeError
-from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep
+from service.messages.wire import Answer, Chunk, Ending, Progress, ReplicaRequest, TraceStep, mode_of
 from service.quality.schema import knobs_of
 
 _ERRORS: Final = (401, 404, 413, 422, 429, 503, 504)
@@ -122,12 +122,13 @@ class GenerateBuilder(ResponseBuilder):
 
     def _done(self, index: int, ending: Ending) -> Done:
         request = self.requests[index]
+        mode = mode_of(request, ending.stats)
         return {
             "id": f"gen-{request.request_id}",
             "model": self._model,
             "finish_reason": ending.finish_reason,
-            "mode": request.mode.name,
-            "knobs": knobs_of(request.mode),
+            "mode": mode.name,
+            "knobs": knobs_of(mode),
             "seed": request.sampling.seed,
             "usage": usage_of(ending.prompt_tokens, ending.completion_tokens),
             "stats": stats_of(ending.stats),

@@ -22,7 +22,7 @@ from service.constraints.json_text import read_json
 from service.decode.knobs import knobs_in
 from service.decode.modes import KNOBS, MODES, Mode
 from service.decode.registry import make_mode, these_knobs
-from service.engine.request import MAX_SEED, SamplingParams, Sharing
+from service.engine.request import MAX_SEED, MeasuredMode, SamplingParams, Sharing
 from service.errors import InvalidRequest, UnknownModel
 from service.ipc.data import Arrival
 from service.messages.replica_status import ModelCard
@@ -207,7 +207,7 @@ def to_replica_request(
     """The request for a replica. InvalidRequest if the body is over the server's limits."""
     limit = output.max_new_tokens or context.default_max_tokens
     shorten = output.shorten or output.max_new_tokens is None
-    mode, timeout_s = _mode_of(body, context.card), timeout_of(body, context)
+    (mode, plans), timeout_s = _mode_of(body, context.card), timeout_of(body, context)
     if body.min_tokens > limit:
         raise InvalidRequest(
             f"min_tokens is {body.min_tokens}, allowed are 0 to max_new_tokens, {limit}", param="min_tokens"
@@ -223,6 +223,7 @@ def to_replica_request(
         origin=context.origin,
         weights=context.weights,
         quality=body.quality or "",
+        plans=plans,
         stop=tuple(body.stop or ()),
         bad_words=tuple(body.bad_words),
         stop_token_ids=frozenset(token for token in body.stop_token_ids if token <= protocol.MAX_INTEGER),
@@ -291,13 +292,14 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> Mode:
-    """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
+def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> tuple[Mode, tuple[MeasuredMode, ...]]:
+    """The mode of a request with its knobs, and the plans of the preset that it names."""
     if body.quality is not None:
-        plan = card.quality.plan(body.quality, body.temperature)
-        return make_mode(plan.mode, plan.knobs)
+        plans = card.quality.plans_for(body.quality, body.temperature)
+        modes = tuple(MeasuredMode(plan.decoding_mode, plan.tokens_per_forward) for plan in plans)
+        return modes[0].mode, modes if len(modes) > 1 else ()
     mode = body.mode or card.default_mode
-    return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})
+    return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs}), ()
 
 
 def _of_format(form: protocol.ResponseFormat) -> Constraint | None:

@@ -31,9 +31,8 @@ class LineAnswers:
     def __init__(self, replicas: BatchReplicas, settings: Settings) -> None:
         self._replicas = replicas
         self._free, self._freed = replicas.slots, asyncio.Event()
-        card = replicas.card
         self._context = RequestContext(
-            replace(card, quality=card.quality.at(card.replica_slots)),
+            replicas.card,
             settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
@@ -131,13 +132,25 @@ class Sharing(Data, frozen=True):
             )
 
 
+class MeasuredMode(Data, frozen=True):
+    """A plan of a preset. `tokens_per_forward`: its tokens per backbone forward, measured for the checkpoint."""
+
+    mode: Mode
+    tokens_per_forward: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue."""
+    """One prompt to continue.
+
+    `plans`: the modes of a preset. The engine starts the request with the one that is the fastest now, instead of
+    `mode`.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     mode: AnyMode = field(default_factory=Static)
+    plans: tuple[MeasuredMode, ...] = field(default=(), kw_only=True)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
@@ -193,6 +206,7 @@ class Stats(Data, frozen=True):
     total_s: float = 0.0
     weight_version: int = 0  # the version of the weights
     mrp_version: int | None = None  # the version of MRP's weights; None if there is no MRP
+    mode: AnyMode | None = None  # the mode that was chosen of a request's `plans`; None for a request without
 
     @property
     def tokens_per_forward(self) -> float:
@@ -284,6 +298,8 @@ def validate(
     request: GenerationRequest, model: ModelConfig, max_model_len: int, *, deterministic: bool = False
 ) -> None:
     """InvalidRequest if an engine cannot serve a request. `deterministic`: no answer may depend on the load."""
+    for plan in request.plans[1:]:
+        validate(dataclasses.replace(request, mode=plan.mode, plans=()), model, max_model_len)
     if request.mode.needs_mrp and model.mrp is None:
         served = ", ".join(served_without_mrp(causal=model.causal))
         raise ModeNotAvailable(

@@ -82,7 +82,7 @@ class Scheduler:
         """
         started = []
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
-            request = first.request
+            request = self._planner.with_plan(first.request)
             uses_mrp = self._planner.starts_with_mrp(request)
             prefix = Prefix(first.blocks, request.sharing.cache_salt, uses_mrp)
             lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.answers import milliseconds
 from service.api.errors import LOGGED
 from service.gateway.http.middleware import REQUEST_ID, request_id_of
-from service.messages.wire import Ending, Origin, ReplicaRequest
+from service.messages.wire import Ending, Origin, ReplicaRequest, mode_of
 from service.telemetry.tracing import Tracing, current_trace, traced
 from service.tracebacks import without_message
 
@@ -152,7 +152,7 @@ def _answers(record: Record) -> dict[str, Any]:
         "id": request.request_id,
         "tenant": request.sharing.tenant or None,
         "quality": request.quality or None,
-        "mode": request.mode.name,
+        "mode": ",".join(sorted({mode_of(request, ending.stats).name for ending in endings})) or request.mode.name,
         "answers": len(record.requests) if len(record.requests) > 1 else None,
         "finish_reason": ",".join(reasons) or None,
     }

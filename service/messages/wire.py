@@ -18,7 +18,7 @@ from service.decode.block import StepKind
 from service.decode.mode import ScoreMode
 from service.decode.modes import Mode
 from service.decode.step_map import TokenStep
-from service.engine.request import FinishReason, SamplingParams, Sharing, Stats
+from service.engine.request import FinishReason, MeasuredMode, SamplingParams, Sharing, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.ipc.data import Arrival, Data, Private
 from service.text.token_text import TokenText, TopLogprob
@@ -104,7 +104,8 @@ class ReplicaRequest(Data, frozen=True):
     scoring: Scoring | None = None  # positions of the prompt are scored, and nothing is decoded
     origin: Origin = Origin()
     weights: Weights | None = None  # the oldest weights that may answer; None: any
-    quality: str = ""  # the preset that `mode` was chosen by, empty if the request named none
+    quality: str = ""  # the preset that it named, empty if it named none
+    plans: tuple[MeasuredMode, ...] = ()  # those of the preset, of which the engine runs the fastest instead of `mode`
     stop: Private[tuple[str, ...]] = ()
     bad_words: Private[tuple[str, ...]] = ()  # a replica encodes them for `sampling`
     stop_token_ids: frozenset[int] = frozenset()  # added to the checkpoint's eos ids
@@ -197,6 +198,11 @@ class Progress(Data, frozen=True, tag=1):
     texts: Private[Mapping[int, str]]  # token id -> the token's own text
     prompt_positions: int  # positions at the beginning of the block that hold the prompt
     total_s: float  # seconds since the arrival at the ingress
+
+
+def mode_of(request: ReplicaRequest, stats: Stats) -> Mode | ScoreMode:
+    """The mode that decoded an answer with these statistics."""
+    return stats.mode or request.mode
 
 
 class Answer(Data, frozen=True):

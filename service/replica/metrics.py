@@ -26,6 +26,10 @@ class ReplicaMetrics(EngineMetrics):
         if len(self._ended) >= _UNCOUNTED:
             self._count_ended()
 
+    def count_quality(self, quality: str, plan: str) -> None:
+        """An answer of a preset has ended, which this plan decoded."""
+        self._registry.add("request_quality_total", quality=quality, plan=plan)
+
     def _count_ended(self) -> None:
         ended, self._ended = self._ended, []
         for request in ended:

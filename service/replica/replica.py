@@ -21,7 +21,18 @@ from service.engine.request import LogprobsRequest, Stats, check_text
 from service.engine_process.client import EngineProcessClient
 from service.errors import PromptTooLong
 from service.messages.replica_status import Snapshot, Status
-from service.messages.wire import Chunk, Ending, Failure, Progress, ReplicaRequest, ReplicaStream, Scoring, too_late
+from service.messages.wire import (
+    Chunk,
+    Ending,
+    Failure,
+    Progress,
+    ReplicaRequest,
+    ReplicaStream,
+    Scoring,
+    mode_of,
+    too_late,
+)
+from service.quality.schema import Plan
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.control import ReplicaControl
@@ -128,7 +139,7 @@ class Replica:
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(request.mode.name, "abort", stats())
+            self._metrics.finished(mode_of(request, stats()).name, "abort", stats())
             raise
         finally:
             if self._tracing:
@@ -160,7 +171,10 @@ class Replica:
             raise AssertionError("a request's events ended without a finish reason")
         if ending.finish_reason == "timeout" and not ending.completion_tokens:
             raise too_late(request)
-        self._metrics.finished(request.mode.name, ending.finish_reason, ending.stats)
+        mode = mode_of(request, ending.stats)
+        self._metrics.finished(mode.name, ending.finish_reason, ending.stats)
+        if request.quality:
+            self._metrics.count_quality(request.quality, Plan.from_mode(mode).name)
         return ending
 
     async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
@@ -192,6 +206,7 @@ class Replica:
             request_id=request.request_id,
             prompt_token_ids=prompt + sent,
             mode=request.mode,
+            plans=request.plans,
             sampling=request.sampling,
             max_new_tokens=self._room(request, prompt),
             stop_token_ids=request.stop_token_ids | (frozenset() if request.ignore_eos else self._eos),

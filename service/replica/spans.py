@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry import trace
 
 from service.engine import BlockEvent, Stats
-from service.messages.wire import ReplicaRequest
+from service.messages.wire import ReplicaRequest, mode_of
 from service.telemetry.tracing import Tracing, context_of
 
 _NS = 1_000_000_000
@@ -30,7 +30,11 @@ def trace_request(tracing: Tracing, replica: str, request: ReplicaRequest, timel
     start = arrived + timeline.waited_s
     last = events[-1].stats if events else Stats()
     context = context_of(dict(request.origin.trace))
-    common = {"mrp.replica": replica, "mrp.mode": request.mode.name, "mrp.request_id": request.origin.request_id}
+    common = {
+        "mrp.replica": replica,
+        "mrp.mode": mode_of(request, last).name,
+        "mrp.request_id": request.origin.request_id,
+    }
     request_span = tracing.tracer.start_span("generate", context, attributes=common, start_time=_ns(arrived))
     inside = trace.set_span_in_context(request_span)
 

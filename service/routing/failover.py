@@ -86,8 +86,11 @@ class Attempts:
             self._token_ids, self._last = [], None
             if self._chunks is not None:
                 self._chunks.clear()
+        decoded = self._last and self._last.stats.mode
         self.request = replace(
             self._original,
+            mode=decoded or self._original.mode,  # an answer has one mode
+            plans=() if decoded else self._original.plans,
             # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
             request_id=f"{self._original.request_id}.{self._further}",
             resume=self._resume(),

@@ -68,12 +68,7 @@ METRICS: tuple[Metric, ...] = (
         where="ingress",
     ),
     Metric("replicas_ready", "Replicas that can answer a request of this ingress now, as in /health", where="ingress"),
-    Metric(
-        "request_quality_total",
-        "Answers to requests with a `quality`, by the plan that ran",
-        ("quality", "plan"),
-        where="ingress",
-    ),
+    Metric("request_quality_total", "Answers to requests with a `quality`, by the plan that ran", ("quality", "plan")),
     Metric("queue_blocks_left", "Blocks left to decode for all requests, estimated", where="ingress"),
     Metric("queue_blocks_per_second", "Blocks a second while all slots are taken", where="ingress"),
     Metric("replicas_wanted", "Replicas needed for the current requests; sum over ingresses", where="ingress"),

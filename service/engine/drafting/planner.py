@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log, log2
 from operator import itemgetter
 
@@ -28,7 +28,7 @@ from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.plan_clock import PlanChoice, PlanClock
 from service.engine.drafting.reliability import Reliability
-from service.engine.request import GenerationRequest
+from service.engine.request import GenerationRequest, MeasuredMode
 
 #: the plans of requests with `auto`, by number
 PLAIN, DRAFTS, REFINED = range(3)
@@ -66,6 +66,7 @@ class DraftPlanner:
         self._max_rows, self._block_size = max_rows, block_size
         self._costs, self._clock = costs, PlanClock(clock)
         self._choice: PlanChoice | None = None  # of requests with `auto`, from the first one on
+        self._presets: dict[tuple[MeasuredMode, ...], PlanChoice] = {}  # of requests with several plans
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self.work, self._steps = StepWork(), 0
@@ -87,6 +88,27 @@ class DraftPlanner:
         """The plan of requests with `auto`."""
         return PLAIN if self._choice is None else self._choice.plan
 
+    def with_plan(self, request: GenerationRequest) -> GenerationRequest:
+        """A request that starts now, with the mode of its `plans` that is the fastest or is to be tried."""
+        if not request.plans:
+            return request
+        return replace(request, mode=request.plans[self._preset(request.plans).starting].mode)
+
+    def _preset(self, plans: tuple[MeasuredMode, ...]) -> PlanChoice:
+        if plans not in self._presets:
+            choice = PlanChoice(len(plans), lambda plan, count: self._mode_gain(plans[plan], count), range(len(plans)))
+            self._presets[plans] = self._clock.add(choice)
+        return self._presets[plans]
+
+    def _mode_gain(self, plan: MeasuredMode, num_running: int) -> float:
+        """The expected log of a mode's tokens a second over those of `static`, by the table."""
+        mode, costs = plan.mode, self.costs()
+        if leaves_drafts_open(mode) or not mode.needs_mrp or costs.mrp is None:
+            return log(plan.tokens_per_forward)
+        refining = (getattr(mode, "mrp_steps", None) or 1) * costs.mrp.filled(num_running)
+        plain = max(1e-9, costs.backbone.filled(num_running))
+        return log(plan.tokens_per_forward * plain / (plain + refining))
+
     def starts_with_mrp(self, request: GenerationRequest) -> bool:
         """Whether a request that starts now needs MRP's part of its pages."""
         if not leaves_drafts_open(request.mode):
@@ -97,19 +119,18 @@ class DraftPlanner:
         return self._choice.starting == REFINED
 
     def plan_drafts(self, request: GenerationRequest, *, uses_mrp: bool) -> RequestDrafts:
-        """The drafts of a request that starts. `uses_mrp`: the result of `starts_with_mrp`."""
+        """The drafts of a request that starts, after `with_plan`. `uses_mrp`: the result of `starts_with_mrp`."""
         mode, choice = request.mode, self._choice
         if choice is None or not leaves_drafts_open(mode):
-            return RequestDrafts(self, uses_mrp, getattr(mode, "mrp_steps", None))
-        kind = _kind(request)
-        plain, refined = [self._reliabilities.setdefault((kind, refines), Reliability()) for refines in (False, True)]
-        choice.started[choice.starting] += 1
-        return PlannedDrafts(self, request, choice.starting, (plain, refined if uses_mrp else plain))
-
-    def end_request(self, plan: int) -> None:
-        """A request that started with a plan is over."""
-        if self._choice is not None:
-            self._choice.started[plan] -= 1
+            drafts = RequestDrafts(self, uses_mrp, getattr(mode, "mrp_steps", None))
+        else:
+            kind, table = _kind(request), self._reliabilities
+            plain, refined = [table.setdefault((kind, refines), Reliability()) for refines in (False, True)]
+            drafts = PlannedDrafts(self, request, (plain, refined if uses_mrp else plain), uses_mrp=uses_mrp)
+            drafts.start(choice)
+        if request.plans:
+            drafts.start(self._preset(request.plans))
+        return drafts
 
     def expected_gain(self, plan: int, num_running: int) -> float:
         """The expected log of a plan's tokens a second over those without drafts, by the table."""
@@ -139,7 +160,7 @@ class DraftPlanner:
         if not step.requests:
             self._clock.idle()
             return
-        if self._choice is not None:
+        if self._clock.choices:
             self._clock.end(step.requests, step.tokens, self._prompt_seconds(step))
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
@@ -270,12 +291,23 @@ class RequestDrafts:
     after the rule's picks in the forward before.
     """
 
-    __slots__ = ("followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
+    __slots__ = ("_started", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
 
     def __init__(self, planner: DraftPlanner, uses_mrp: bool, mrp_steps: int | None) -> None:
         self.planner = planner
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
         self.followed = 0
+        self._started = list[tuple[PlanChoice, int]]()  # the plans with which the request started
+
+    def start(self, choice: PlanChoice) -> None:
+        """The request starts with the plan that requests start with now."""
+        choice.started[choice.starting] += 1
+        self._started.append((choice, choice.starting))
+
+    def end(self) -> None:
+        """The request is over."""
+        for choice, plan in self._started:
+            choice.started[plan] -= 1
 
     @property
     def refines(self) -> bool:
@@ -307,25 +339,22 @@ class RequestDrafts:
             work.rows += rows
             work.pages += rows * self.pages
 
-    def end(self) -> None:
-        """The request is over."""
-
 
 class PlannedDrafts(RequestDrafts):
-    """The drafts of a request with `auto`. `started`: its first plan. `reliabilities`: without and with MRP."""
+    """The drafts of a request with `auto`. `reliabilities`: without and with MRP."""
 
-    __slots__ = ("_last_followed", "_reliabilities", "_rule", "_started")
+    __slots__ = ("_last_followed", "_reliabilities", "_rule")
 
     def __init__(
         self,
         planner: DraftPlanner,
         request: GenerationRequest,
-        started: int,
         reliabilities: tuple[Reliability, Reliability],
+        *,
+        uses_mrp: bool,
     ) -> None:
-        uses_mrp = started == REFINED
         super().__init__(planner, uses_mrp, _MRP_STEPS if uses_mrp else 0)
-        self._rule, self._started, self._reliabilities = request.mode.rule, started, reliabilities
+        self._rule, self._reliabilities = request.mode.rule, reliabilities
         self._last_followed = _MRP_STEPS
 
     @property
@@ -358,9 +387,6 @@ class PlannedDrafts(RequestDrafts):
         for step in steps:
             if step.gains:
                 self._reliabilities[self.refines].count(step.gains)
-
-    def end(self) -> None:
-        self.planner.end_request(self._started)
 
 
 @dataclass(slots=True)
