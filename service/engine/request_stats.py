@@ -77,7 +77,7 @@ class RequestStats:
             total_s=age,
             weight_version=self._version,
             mrp_version=self._mrp_version,
-            mode=(self._request.plans and self._request.mode) or None,
+            mode=self._request.mode if self._request.plans else None,
         )
         event_steps = tuple(steps) if self._request.keep_steps else ()
         self.events.append((replace(event, stats=stats, steps=event_steps, version=self._version), steps))

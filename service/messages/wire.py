@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from service.constraints.constraint import Constraint
 from service.decode.block import StepKind
-from service.decode.mode import ScoreMode
+from service.decode.mode import DecodingMode, ScoreMode
 from service.decode.modes import Mode
 from service.decode.step_map import TokenStep
 from service.engine.request import FinishReason, MeasuredMode, SamplingParams, Sharing, Stats
@@ -200,7 +200,7 @@ class Progress(Data, frozen=True, tag=1):
     total_s: float  # seconds since the arrival at the ingress
 
 
-def mode_of(request: ReplicaRequest, stats: Stats) -> Mode | ScoreMode:
+def mode_of(request: ReplicaRequest, stats: Stats) -> DecodingMode:
     """The mode that decoded an answer with these statistics."""
     return stats.mode or request.mode
 

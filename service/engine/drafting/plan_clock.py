@@ -21,8 +21,8 @@ _FRESH = 1 / 16
 _PLAY, _JUMP = 0.75, 1.5
 #: the request-steps before a trial, with which it is compared: with few requests fewer, in so many steps
 _REQUEST_STEPS, _LEAST_STEPS, _MOST_STEPS = 64, 3, 24
-#: A trial ends after n request-steps, `_EARLY` at least, if its log ratio is farther than _DOUBT / sqrt(n) from 0. A near
-#: tie costs little, so it lasts `_TIE` times as long as the steps before it.
+#: A trial ends after n request-steps, `_EARLY` at least, if its log ratio is farther than _DOUBT / sqrt(n) from 0. Near
+#: ties cost little. They last `_TIE` times as long as the steps before them.
 _EARLY, _DOUBT, _TIE = 16, 1.2, 4
 #: steps after a change of plan that count for no plan, since they began under the other one
 _BETWEEN = 2
