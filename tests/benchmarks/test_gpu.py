@@ -97,3 +97,16 @@ def test_peers_has_a_row_for_the_engine_and_one_for_what_is_not_installed(tmp_pa
     assert status == 0
     assert engine["tokens_per_s"] == max(engine["every"][1:]) > 0
     assert (last["what"], last["of"]) == ("left out: not installed", "lmdeploy")
+
+
+# --- deterministic -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("priced")
+def test_deterministic_has_a_row_for_every_mode_at_every_load(tmp_path):
+    words = ("--concurrency", "1", "2", "--new-tokens", "8", "--model", str(GOLDEN / GOLDEN_NAMES[0]))
+    status, rows = stage("deterministic", tmp_path, *SMALL, *words)
+    assert status == 0
+    assert [row["concurrency"] for row in rows] == [1, 1, 1, 2, 2, 2]
+    assert all(row["same"] == row["same_deterministic"] == row["of"] for row in rows)
+    assert all(row["ratio"] > 0 for row in rows)
