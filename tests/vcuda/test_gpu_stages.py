@@ -1,19 +1,25 @@
-"""Stages of a GPU on the virtual CUDA device, small: steps, modes, `deterministic`."""
+"""Stages of a GPU on the virtual CUDA device, small: steps, modes, `deterministic`, a service of known behaviour."""
 
 import json
+import subprocess
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 import torch
 
 from benchmarks.gpu import deterministic, speed
+from benchmarks.gpu import service as over_http
 from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.inflated import inflate
 from benchmarks.machine import Rates
 from benchmarks.shapes import Shape
 from service.engine import EngineConfig
 from service.engine.forward import profiler
+from service.model import load_checkpoint
+from service.quality.presets import presets_of
 from tests.engine.helpers import CHEAP_ROWS
+from tests.loadtest.fake import Fake, serve
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 CUDA = torch.device("cuda:0")
@@ -67,3 +73,29 @@ def test_deterministic_on_cuda(device, tmp_path, monkeypatch):
         assert row["ratio"] == row["seconds_deterministic"] / row["seconds"] > 0
         assert row["same"] == row["same_deterministic"] == row["of"] == 4
     assert device.counts.captures > 0
+
+
+def test_service_on_cuda(device, tmp_path, monkeypatch):
+    """The checkpoint is the device's. The service answers at once, and its engine is a process that sleeps."""
+    served = []
+    with serve(Fake()) as url, subprocess.Popen(["sleep", "60"]) as engine:
+
+        @asynccontextmanager
+        async def running(_, *flags):
+            served.append((load_checkpoint(flags[1]), presets_of(flags[1], load_checkpoint(flags[1]).config)))
+            yield over_http.Running(url, None)
+
+        monkeypatch.setattr(over_http, "service", running)
+        monkeypatch.setattr(over_http, "processes", lambda *_: [engine.pid])
+        words = {"plans": "default,balanced", "learn_s": 0.2, "steady_s": 0.5, "together": 2}
+        rows = rows_of(over_http.measure_service, tmp_path, Extent(("demo",), (2,), **words))
+        assert engine.wait() == -9
+    [(checkpoint, presets)] = served
+    assert checkpoint.config.hidden_size == GPU_SHAPES["demo"].hidden_size
+    assert {*presets.bands} == {"lossless", "balanced", "fast"}
+    assert [row["what"] for row in rows] == ["start", "answers", "killed", *["users"] * 4]
+    assert (rows[1]["right"], rows[1]["of"]) == (48, 48)
+    assert [(row["plan"], row["part"]) for row in rows[3:]] == [
+        (plan, part) for plan in ("default", "balanced") for part in ("learning", "steady")
+    ]
+    assert all(row["p95_ms"] >= row["p50_ms"] > 0 for row in rows[3:])
