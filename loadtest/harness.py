@@ -91,7 +91,8 @@ async def service(
 def start(port: int, flags: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts `mrp-serve serve`. Ray prints to standard output, which is only for the result."""
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
-    variables = {**env, "PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]  # packages may lie elsewhere
+    variables = {**env, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=sys.stderr, **options)  # noqa: S603 - our program
 
 

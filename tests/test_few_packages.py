@@ -17,7 +17,12 @@ FOLDERS = (
     "benchmarks/gpu",
 )  # fmt: skip
 #: module -> why it needs more
-OTHERS = {"training.rl": "it asks a server over HTTP", "training.cli": "options", "training.workers": "Ray starts it"}
+OTHERS = {
+    "benchmarks.gpu.service": "it starts the whole service",
+    "training.rl": "it asks a server over HTTP",
+    "training.cli": "options",
+    "training.workers": "Ray starts it",
+}
 
 CHILD = """
 import builtins, importlib, sys

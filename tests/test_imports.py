@@ -232,7 +232,7 @@ def test_the_table_of_packages_says_the_same() -> None:
 
 #: folder that is not installed -> what of ours it may import besides itself
 SIDE_FOLDERS = {
-    "benchmarks": ("service", "training"),
+    "benchmarks": ("service", "training", "loadtest"),
     "loadtest": ("service",),
     "dev": ("benchmarks", "service"),
 }

@@ -1,4 +1,4 @@
-"""Asks a GPU in three stages: correctness, speed, peers. Each fits six minutes; `make gpu` runs them.
+"""Asks a GPU in five stages: correctness, speed, peers, deterministic, service. `make gpu` runs the first two.
 
-It needs torch, Triton, transformers and msgspec: no Ray, no HTTP server, no command line's packages.
+Each fits six minutes. They need torch, Triton, transformers and msgspec. Only `service` needs Ray and HTTP.
 """

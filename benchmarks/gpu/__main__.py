@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu correctness|speed|peers`: one stage, its rows in a file. It exits with 1 after an error."""
+"""`python -m benchmarks.gpu STAGE`: one stage, its rows in a file. It exits with 1 after an error."""
 
 import argparse
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.correctness import check_device
+from benchmarks.gpu.deterministic import measure_deterministic
 from benchmarks.gpu.peers import measure_peers
 from benchmarks.gpu.rows import GPU_SHAPES, Extent, Rows
 from benchmarks.gpu.speed import measure_speed
@@ -30,15 +31,21 @@ def main(words: list[str] | None = None) -> int:
             check_device(rows, device, options.golden, options.requests, options.processes, options.only)
         elif options.stage == "speed":
             measure_speed(rows, device, dtype, extent)
-        else:
+        elif options.stage == "peers":
             measure_peers(rows, device, dtype, extent)
+        elif options.stage == "deterministic":
+            measure_deterministic(rows, device, dtype, extent)
+        else:
+            from benchmarks.gpu.service import measure_service  # the others need fewer packages
+
+            measure_service(rows, device, dtype, extent)
     return int(rows.failed)
 
 
 def _parser() -> argparse.ArgumentParser:
     usual = Extent()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("stage", choices=("correctness", "speed", "peers"))
+    parser.add_argument("stage", choices=("correctness", "speed", "peers", "deterministic", "service"))
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the rows")
     parser.add_argument("--seconds", type=float, default=300, help="nothing new is begun after this time")
     parser.add_argument("--device", default="cuda")
@@ -48,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("--requests", type=int, default=64, help="of each comparison without expectations")
     checks.add_argument("--processes", type=int, default=8, help="beside each other, each with a share of the checks")
     checks.add_argument("--only", default="", metavar="TEXT", help="checks whose name has this text")
-    times = parser.add_argument_group("speed and peers")
+    times = parser.add_argument_group("speed, peers, deterministic, service")
     times.add_argument("--shapes", nargs="+", choices=GPU_SHAPES, default=usual.shapes, help="the most wanted first")
     times.add_argument("--concurrency", nargs="+", type=int, default=usual.concurrency, help="requests at once")
     times.add_argument("--rows", nargs="+", type=int, default=usual.rows, help="of a step")
@@ -59,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     times.add_argument("--together", type=int, default=usual.together, help="requests whose answers are compared")
     times.add_argument("--torch-profiler-dir", type=Path, help="folder for traces of the modes")
     times.add_argument("--model", type=Path, default=usual.model, help="the checkpoint that is inflated")
+    users = parser.add_argument_group("service")
+    users.add_argument("--plans", default=usual.plans, help="modes and qualities, as `loadtest.run --modes` has them")
+    users.add_argument("--learn-s", type=float, default=usual.learn_s, help="the first seconds at a load")
+    users.add_argument("--steady-s", type=float, default=usual.steady_s, help="the seconds after them")
+    users.add_argument("--wait-s", type=float, default=usual.wait_s, help="for the start and for an answer, at most")
+    users.add_argument("--flags", default=usual.flags, help="further flags of `mrp-serve serve`, in one text")
     return parser
 
 

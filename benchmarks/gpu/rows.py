@@ -33,6 +33,11 @@ class Extent:
     together: int = 32  # requests at once of the comparison of answers
     torch_profiler_dir: Path | None = None  # folder of traces
     model: Path = CHECKPOINT  # the checkpoint that is inflated
+    plans: str = "static,default,direct@mrp_steps=2,balanced,fast,lossless"  # of the service's users
+    learn_s: float = 3.0  # of users at a load; these seconds have rows of their own
+    steady_s: float = 15.0  # of users, after those
+    wait_s: float = 180.0  # for the service's start and for any answer, at most
+    flags: str = ""  # of `mrp-serve serve`
 
 
 class Rows:

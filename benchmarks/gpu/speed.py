@@ -111,15 +111,17 @@ def _compared(
     modes: Sequence[DecodingMode],
     config: EngineConfig | None = None,
 ) -> Iterator[list[PlanAtLoad]]:
-    workload = Workload(_prompts(), fewest=_FEWEST, new_tokens=extent.new_tokens)
+    workload = Workload(prompts(), fewest=_FEWEST, new_tokens=extent.new_tokens)
     return compare_at_loads(checkpoint, workload, modes, Rounds(concurrency, extent.rounds), config)
 
 
-def _prompts() -> list[tuple[int, ...]]:
+def prompts() -> list[tuple[int, ...]]:
+    """The demo's held-out problems in token ids."""
     return encoded(TextCodec.load(CHECKPOINT), heldout_problems(256, seed=1))
 
 
-def _named(mode: DecodingMode) -> dict[str, Any]:
+def named(mode: DecodingMode) -> dict[str, Any]:
+    """A mode's name and its knobs, as fields of a row."""
     knobs = {name: value for name, value in structs.asdict(mode).items() if value is not None}
     return {"mode": mode.name, "knobs": knobs}
 
@@ -129,7 +131,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
     _, faster = plan.times_faster(static)
     return {
         "concurrency": plan.concurrency,
-        **_named(plan.mode),
+        **named(plan.mode),
         "tokens_per_forward": plan.tokens_per_forward,
         "tokens_per_s": tokens / sum(sample.wall_s for sample in plan.samples),
         "times_static": faster,
@@ -142,13 +144,13 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
 
     `deterministic` promises them. Without it the rows inform.
     """
-    checkpoint, prompts = inflate(extent.model, GPU_SHAPES[shape], options), _prompts()
+    checkpoint, drawn = inflate(extent.model, GPU_SHAPES[shape], options), prompts()
     stops, together = frozenset(checkpoint.config.eos_token_ids), extent.together
     requests_of = {
         mode: [
             request
             for temperature, numbers in ((0.0, range(together)), (0.7, range(together, 2 * together)))
-            for request in Workload(prompts, temperature, new_tokens=extent.new_tokens).requests(mode, numbers, stops)
+            for request in Workload(drawn, temperature, new_tokens=extent.new_tokens).requests(mode, numbers, stops)
         ]
         for mode in (Static(), Speculative(3), Speculative("auto"))
     }
@@ -157,17 +159,18 @@ def _answers(rows: Rows, shape: str, options: LoadOptions, extent: Extent) -> No
             together, kv_cache_tokens=together * _TOKENS, prefix_cache=False, deterministic=deterministic
         )
         engine = Engine(checkpoint, config)
-        expected = _answered(engine, requests_of[Static()])
+        expected = answered(engine, requests_of[Static()])
         for mode, requests in requests_of.items():  # static again, too
             if rows.over(f"answers of {shape}, {mode.name}"):
                 return
-            answers = _answered(engine, requests[::-1])
+            answers = answered(engine, requests[::-1])
             right = sum(answers[number] == tokens for number, tokens in expected.items())
             rows.failed |= deterministic and right < len(requests)
-            rows.write("answers", shape=shape, **_named(mode), right=right, of=len(requests), promised=deterministic)
+            rows.write("answers", shape=shape, **named(mode), right=right, of=len(requests), promised=deterministic)
 
 
-def _answered(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+def answered(engine: Engine, requests: list[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+    """The tokens of each request by its name. All requests are there at once."""
     return {completion.request_id: completion.token_ids for completion in engine.generate(requests)}
 
 

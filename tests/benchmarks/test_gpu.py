@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import peers, speed
+from benchmarks.gpu import service as over_http
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.correctness import _experts
 from benchmarks.gpu.rows import Rows
@@ -97,3 +98,32 @@ def test_peers_has_a_row_for_the_engine_and_one_for_what_is_not_installed(tmp_pa
     assert status == 0
     assert engine["tokens_per_s"] == max(engine["every"][1:]) > 0
     assert (last["what"], last["of"]) == ("left out: not installed", "lmdeploy")
+
+
+# --- deterministic, service --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("priced")
+def test_deterministic_has_a_row_for_every_mode_at_every_load(tmp_path):
+    words = ("--concurrency", "1", "2", "--new-tokens", "8", "--model", str(GOLDEN / GOLDEN_NAMES[0]))
+    status, rows = stage("deterministic", tmp_path, *SMALL, *words)
+    assert status == 0
+    assert [row["concurrency"] for row in rows] == [1, 1, 1, 2, 2, 2]
+    assert all(row["same"] == row["same_deterministic"] == row["of"] for row in rows)
+    assert all(row["ratio"] > 0 for row in rows)
+
+
+@pytest.mark.slow  # Ray Serve starts, and an engine starts again
+def test_service_starts_answers_is_killed_and_has_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(over_http, "PAIRS", 2)
+    words = ("--shapes", "demo", "--new-tokens", "8", "--together", "2", "--learn-s", "1", "--steady-s", "3")
+    status, rows = stage("service", tmp_path, *SMALL, *words, "--plans", "static,fast", "--flags=--deterministic")
+    assert status == 0
+    start, answers, killed, *users = rows
+    assert start["seconds"] > 1
+    assert (answers["right"], answers["of"], answers["promised"]) == (2, 2, True)
+    assert (killed["users"], killed["failed"]) == (2, 0)
+    assert [(row["plan"], row["part"]) for row in users] == [
+        (plan, part) for plan in ("static", "fast") for part in ("learning", "steady")
+    ]
+    assert all(row["failed"] == 0 for row in users)

@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
             self._whole(self.fake.status, {"error": {"code": "busy", "message": "later"}})
             return
         openai = self.path != "/generate"
-        if not body["stream"]:
+        if not body.get("stream"):
             self._whole(200, openai_answer() if openai else answer())
             return
         self._stream(openai_frames() if openai else frames())
