@@ -21,10 +21,10 @@ class ChosenPlans(PlanClock):
 
     def add(self, choice: PlanChoice) -> PlanChoice:
         super().add(choice)
-        self.end(1, 0)
+        self.end(1, 1, 0)
         return choice
 
-    def end(self, running: int, tokens: int, prompts_s: float = 0.0) -> None:
+    def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0) -> None:
         for choice in self.choices:
             choice.plan, choice.starting = self._choose(choice.num_plans), self._choose(choice.num_plans)
 

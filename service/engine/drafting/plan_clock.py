@@ -50,13 +50,13 @@ class _Progress:
     requests: float = 0.0
     steps: float = 0.0
 
-    def add(self, running: int, tokens: int, seconds: float) -> None:
+    def add(self, decoding: int, tokens: int, seconds: float) -> None:
         if self.is_enough(2 * _TIE):
             self.tokens, self.seconds = self.tokens / 2, self.seconds / 2
             self.requests, self.steps = self.requests / 2, self.steps / 2
         self.tokens += tokens
-        self.seconds += seconds * running
-        self.requests += running
+        self.seconds += seconds * decoding
+        self.requests += decoding
         self.steps += 1
 
     def is_enough(self, times: int = 1) -> bool:
@@ -217,8 +217,8 @@ class PlanClock:
         """Nothing runs. No step counts until the next one has ended."""
         self._last = None
 
-    def end(self, running: int, tokens: int, prompts_s: float = 0.0) -> None:
-        """A step has ended in which `running` requests decoded. `prompts_s`: the seconds of its rows of prompts."""
+    def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0) -> None:
+        """A step of `running` requests has ended, of which some decoded. `prompts_s`: the seconds of rows of prompts."""
         now = self._clock()
         last, self._last = self._last, now
         if self._is_other_load(running):
@@ -234,7 +234,7 @@ class PlanClock:
         self._step_s += _FRESH * (seconds - self._step_s)
         if self._trial is None:
             self._find_trial(seconds)
-        self._count(running, tokens, seconds)
+        self._count(decoding, tokens, seconds)
 
     def _is_other_load(self, running: int) -> bool:
         level = log2(max(1, running))
@@ -263,7 +263,7 @@ class PlanClock:
                     choice.starting = plan
                 return
 
-    def _count(self, running: int, tokens: int, seconds: float) -> None:
+    def _count(self, decoding: int, tokens: int, seconds: float) -> None:
         if self._trial is not None:
             choice, plan = self._trial
             if choice.plan == plan:
@@ -274,7 +274,7 @@ class PlanClock:
             self._skip -= 1
             return
         if all(choice.is_ready(choice.plan) for choice in self.choices):
-            self._progress.add(running, tokens, seconds)
+            self._progress.add(decoding, tokens, seconds)
         if self._trial is not None:
             self._judge(*self._trial)
 

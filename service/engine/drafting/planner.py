@@ -161,7 +161,7 @@ class DraftPlanner:
             self._clock.idle()
             return
         if self._clock.choices:
-            self._clock.end(step.requests, step.tokens, self._prompt_seconds(step))
+            self._clock.end(step.num_running, step.requests, step.tokens, self._prompt_seconds(step))
         self._rows += _FRESH * (step.rows / step.requests - self._rows)
         self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
         self._free_rows.clear()

@@ -53,7 +53,7 @@ class Service:
             for request in self.requests:
                 request[1] -= -(-total // running)
             self.plans.append(plan)
-            self.clock.end(running, total, prompts_s)
+            self.clock.end(running, running, total, prompts_s)
 
     def _tokens_of(self, plan: int, running: int) -> int:
         """Of one step. Plan 0 has one for each request, other plans' numbers vary."""
@@ -211,5 +211,5 @@ def test_a_clock_that_stands_still_ends_nothing() -> None:
     choice = clock.add(PlanChoice(2, lambda *_: 0.0))
     choice.started[0] += 1
     for _ in range(100):
-        clock.end(1, 1)
+        clock.end(1, 1, 1)
     assert choice.plan in {0, 1}
