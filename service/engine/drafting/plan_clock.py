@@ -218,7 +218,7 @@ class PlanClock:
         self._last = None
 
     def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0) -> None:
-        """A step of `running` requests has ended, of which some decoded. `prompts_s`: the seconds of rows of prompts."""
+        """A step of `running` requests has ended. Some decoded. `prompts_s`: the seconds of its rows of prompts."""
         now = self._clock()
         last, self._last = self._last, now
         if self._is_other_load(running):
