@@ -33,7 +33,7 @@ class LineAnswers:
         self._free, self._freed = replicas.slots, asyncio.Event()
         card = replicas.card
         self._context = RequestContext(
-            replace(card, quality=card.quality.at(card.replica_slots)),
+            card,
             settings.request_timeout_s,
             default_max_tokens=settings.default_max_tokens,
         )

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -56,7 +55,6 @@ from service.gateway.stall_watch import StallWatch
 from service.gateway.weights import ServiceWeights, add_weight_routes
 from service.messages.replica_status import ModelCard, Snapshot, Status
 from service.messages.wire import ReplicaRequest, Weights
-from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
 from service.routing.affinity import ROUTING_REASONS
 from service.routing.failover import REASONS, FailoverPolicy
@@ -95,7 +93,6 @@ class Ingress:
         )
         self._weights = ServiceWeights(backend, settings.model, self._availability.poll, deps.catch_up_s)
         self._pause = ServicePause(backend, self._availability.poll, deps.catch_up_s)
-        self._load = LoadHysteresis()
         self._ignored_fields: set[str] = set()  # names in the log
         self._in_work: set[Record] = set()  # the requests that have not ended
         self._reader = ThreadPoolExecutor(1, "bodies")
@@ -278,8 +275,7 @@ class Ingress:
     async def card(self) -> ModelCard:
         """The card of the service, with the presets for a request that comes now."""
         with self.draining.abortable():
-            card = await self._availability.card()
-        return replace(card, quality=card.quality.at(self._load.follow(self.admission.load)))
+            return await self._availability.card()
 
     def count_rejected(self, error: MrpServeError) -> None:
         self._registry.add("request_rejected_total", reason=error.code)
