@@ -294,7 +294,7 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
 def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> Mode:
     """The mode of a request with its knobs, or the preset that it names, at the load on the card."""
     if body.quality is not None:
-        plan = card.quality.plans_for(body.quality, body.temperature)[-1]
+        plan = card.quality.plans_for(body.quality, body.temperature)[0]
         return make_mode(plan.mode, plan.knobs)
     mode = body.mode or card.default_mode
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs})

@@ -187,7 +187,8 @@ def show(file: QualityFile) -> None:
 
     console, frontier = results(), file.frontier
     sampled = [f"at {temperature:g}" for temperature in file.measured.temperatures[1:]]
-    plans = table("plan", "accuracy", "from static", *sampled, "identical", "tok/forward", "frontier", plan="plan")
+    columns = ("accuracy", "from static", *sampled, "identical", "tok/forward", "frontier")
+    plans = table("plan", *columns, plan="plan")
     for row in sorted(file.rows, key=lambda row: -row.tokens_per_forward):
         plans.add_row(*_cells(row, file.measured), "yes" if row in frontier else "")
     console.print(plans)

@@ -129,7 +129,7 @@ def _mode(
         other = "mode" if name else next(iter(knobs))
         raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
     presets = presets_of(checkpoint.path, config, None, checkpoint.activation_parts)
-    return presets.plans_for(quality, temperature)[-1].decoding_mode
+    return presets.plans_for(quality, temperature)[0].decoding_mode
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:

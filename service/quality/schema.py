@@ -156,7 +156,7 @@ class PlanResult(_Compared):
 
 
 class QualityFile(_FilePart):
-    """The whole file. `presets`: the plans by name, lossless ones first. `sampled_presets`: at temperatures above 0."""
+    """The whole file. `presets` has the plans by name, `sampled_presets` has them for temperatures above 0."""
 
     version: Literal[4]
     checkpoint: Identity
@@ -178,8 +178,8 @@ class QualityFile(_FilePart):
                         plan.decoding_mode.check(self.checkpoint.block_size)
                 except InvalidRequest as error:
                     raise ValueError(f"preset {name!r}: {error.message}") from None
-                first, *others = [plan.name for plan in plans] or [""]
-                if first != LOSSLESS.name or (name == "lossless" and others):
+                first, *further = [plan.name for plan in plans] or [""]
+                if first != LOSSLESS.name or (name == "lossless" and further):
                     alone = ", and has no other plan" if name == "lossless" else ""
                     raise ValueError(f"preset {name!r}: the first plan is {LOSSLESS.name!r}{alone}")
         return self
