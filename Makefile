@@ -35,9 +35,9 @@ $(stamp): pyproject.toml constraints.txt
 serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
 	$(bin)/mrp-serve serve $(ARGS)
 
-# What `quality` stands for on the demo at each load, and its picture: after every change of the checkpoint or of a mode. 10 minutes of a core.
+# The plans of each `quality` on the demo, and their picture: after every change of the checkpoint or of a mode. 10 minutes of a core.
 calibrate: $(stamp)  ## measure what the qualities mean on the demo
-	$(bin)/mrp-serve calibrate --threads 1 $(ARGS)
+	$(bin)/mrp-serve calibrate $(ARGS)
 	$(bin)/python -m dev.pictures frontier --out docs
 
 # The reference pages, from the code. A test compares them.

@@ -29,7 +29,7 @@ OF_THE_TAG = (
     "determinism",
     *(f"loadtest.{name}" for name in ("capacity", "comparison", "fleet", "routing", "settings")),
 )
-OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables", "serve --torch-threads", "host --seconds")
+OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables", "serve --torch-threads", "host --seconds", "calibrate --threads")
 
 
 def commands(page: Path) -> Iterator[str]:

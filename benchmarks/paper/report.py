@@ -9,9 +9,10 @@ from typing import Any
 
 from benchmarks.paper.decoders import Answer
 from benchmarks.paper.published import PaperCell, paper_cell
+from benchmarks.paper.rates import Pieces, ratio_of_rates
 from benchmarks.paper.records import Record
 from benchmarks.paper.rows import Row
-from service.quality.calibration.records import Pieces, proportion, ratio_of_rates
+from service.quality.calibration.records import proportion
 
 COLUMNS = ("row", "accuracy", "paper", "tokens/forward", "tokens/s", "x static", "identical", "refused")
 

@@ -1,11 +1,12 @@
-"""The picture of a frontier: accuracy against tokens a second at every load, and against tokens per forward.
+"""The picture of a frontier: accuracy against tokens per forward.
 
-A curve for every mode that is in view. The wide line joins the plans that no other plan beats, rings are presets.
+A curve for every mode that is in view. The wide line joins the plans that no other plan beats. Rings are plans of
+presets.
 
 Drawn for light and dark pages, as PNG. Knows the calibration file alone; needs matplotlib.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,8 +21,7 @@ from matplotlib.ticker import FuncFormatter
 
 from benchmarks.style import STYLE, look_of
 from dev.pictures.labels import Label, write_labels
-from service.quality.load_bands import at_load
-from service.quality.schema import PlanResult, QualityFile
+from service.quality.schema import QUALITIES, PlanResult, QualityFile
 
 #: what the files are called, with `-dark` for dark pages
 STEM = "frontier"
@@ -29,8 +29,6 @@ STEM = "frontier"
 _SHOWN = 0.25
 #: nearer to static than this, points are too many for their knobs to be written beside them
 _CROWDED = 0.015
-#: panels beside each other
-_COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,63 +71,35 @@ def page_style(page: Page) -> dict[Any, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """One panel: `across` has the value of each plan. `load`: the requests together; None: they do not matter."""
-
-    across: Mapping[str, float]
-    label: str
-    title: str
-    load: int | None = None
-
-
-def _views(file: QualityFile) -> list[_View]:
-    unit = "tokens a second of CPU time, one thread" if file.measured.clock == "cpu" else "tokens a second"
-    loads = [_of_load(file, load, unit) for load in file.measured.concurrency]
-    forwards = {row.plan.name: row.tokens_per_forward for row in file.rows}
-    return [*loads, _View(forwards, "tokens per forward", "Forwards saved")]
-
-
-def _of_load(file: QualityFile, load: int, unit: str) -> _View:
-    speeds = {row.plan.name: row.speed_at(load).tokens_per_second for row in file.rows}
-    return _View(speeds, unit, "One request" if load == 1 else f"{load} requests together", load)
-
-
 def frontier_figure(file: QualityFile, page: Page) -> Figure:
-    """All panels of a picture, two beside each other."""
-    views = _views(file)
-    lines = -(-len(views) // _COLUMNS)
-    figure = Figure(figsize=(11.5, 0.6 + 4.2 * lines), layout="constrained")
-    panels = list(figure.subplots(lines, _COLUMNS, sharey=True, squeeze=False).flat)
-    for unused in panels[len(views) :]:
-        unused.remove()
-    for index, (axes, view) in enumerate(zip(panels, views, strict=False)):
-        _panel(axes, file, view, page)
-        axes.set(xlabel=view.label, title=view.title, ylabel="" if index % _COLUMNS else "accuracy")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}%"))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
+    """The whole picture."""
+    figure = Figure(figsize=(11.5, 5.6), layout="constrained")
+    axes = figure.subplots()
+    _curves(axes, file, page)
+    axes.set(xlabel="tokens per forward", ylabel="accuracy")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}%"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=8)
     canvas = FigureCanvasAgg(figure)
     figure.draw_without_rendering()  # which lays out: labels are placed by what is where
     renderer: Any = canvas.get_renderer()  # type: ignore[no-untyped-call]
-    for axes, view in zip(panels, views, strict=False):
-        write_labels(axes, _labels(file, view, page), renderer)
+    write_labels(axes, _labels(file, page), renderer)
     return figure
 
 
-def _panel(axes: Axes, file: QualityFile, view: _View, page: Page) -> None:
-    static, across = file.rows[0].accuracy, view.across
+def _curves(axes: Axes, file: QualityFile, page: Page) -> None:
+    static = file.rows[0].accuracy
     visible = [row for row in file.rows if row.accuracy >= static - _SHOWN]
-    _frontier_line(axes, file, view, page)
+    _frontier_line(axes, file, page)
     for mode, rows in _by(file.rows, lambda row: row.plan.mode):
         if not any(row in visible for row in rows):
             continue
         for kind, (_, curve) in enumerate(_by(rows, _kind)):
-            _curve(axes, curve, across, look_of(mode) | {"label": mode if not kind else "_"})
-    for row, _ in _preset_rows(file, view):
+            _curve(axes, curve, look_of(mode) | {"label": mode if not kind else "_"})
+    for row, _ in _preset_rows(file):
         ring: dict[str, Any] = {"facecolors": "none", "edgecolors": page.ink, "linewidths": 1.6, "zorder": 4}
-        axes.scatter(across[row.plan.name], row.accuracy, s=190, **ring)
-    x = [across[row.plan.name] for row in visible]
+        axes.scatter(*_point(row), s=190, **ring)
+    x = [row.tokens_per_forward for row in visible]
     axes.set_xlim(min(x) - 0.1 * (max(x) - min(x)) - 1e-3, max(x) + 0.13 * (max(x) - min(x)) + 1e-3)
     lowest = min(static - file.margins.fast, *(row.accuracy for row in visible))
     axes.set_ylim(lowest - 0.05, max(row.accuracy for row in visible) + 0.05)
@@ -137,17 +107,14 @@ def _panel(axes: Axes, file: QualityFile, view: _View, page: Page) -> None:
     _margin_lines(axes, file, page)
 
 
-def _frontier_line(axes: Axes, file: QualityFile, view: _View, page: Page) -> None:
-    """Joins the plans on the frontier of a load, in steps: what is right and above of it no plan reaches.
+def _point(row: PlanResult) -> tuple[float, float]:
+    return row.tokens_per_forward, row.accuracy
 
-    A file of version 1 has the frontier of one load only.
-    """
-    best = [row for row in file.rows if view.load is not None and row.speed_at(view.load).on_frontier]
-    if not best:
-        return
-    points = sorted((view.across[row.plan.name], row.accuracy) for row in best)
+
+def _frontier_line(axes: Axes, file: QualityFile, page: Page) -> None:
+    """Joins the plans on the frontier, in steps: the area right of it and above it is empty."""
     look: dict[str, Any] = {"color": page.ink, "alpha": 0.14, "linewidth": 6, "zorder": 1, "solid_joinstyle": "round"}
-    axes.step(*zip(*points, strict=True), where="pre", gid="frontier", **look)
+    axes.step(*zip(*map(_point, file.frontier), strict=True), where="pre", gid="frontier", **look)
 
 
 def _margin_lines(axes: Axes, file: QualityFile, page: Page) -> None:
@@ -162,34 +129,32 @@ def _margin_lines(axes: Axes, file: QualityFile, page: Page) -> None:
         axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **anchor, **look)
 
 
-def _curve(axes: Axes, rows: Sequence[PlanResult], across: Mapping[str, float], look: dict[str, Any]) -> None:
-    points = sorted(rows, key=lambda row: across[row.plan.name])
-    x, y = [across[row.plan.name] for row in points], [row.accuracy for row in points]
+def _curve(axes: Axes, rows: Sequence[PlanResult], look: dict[str, Any]) -> None:
+    points = sorted(rows, key=_point)
+    x, y = zip(*map(_point, points), strict=True)
     away = [[row.accuracy - row.accuracy_low for row in points], [row.accuracy_high - row.accuracy for row in points]]
     axes.errorbar(x, y, away, ecolor=look["color"], elinewidth=0.8, alpha=0.9, zorder=3, **look)
 
 
-def _preset_rows(file: QualityFile, view: _View) -> list[tuple[PlanResult, str]]:
-    """The row of every preset at a panel's load, and its names: presets that are the same plan share it."""
-    if view.load is None:
-        return []
-    rows, load = {row.plan.name: row for row in file.rows}, view.load
-    plans = _by(file.presets, lambda name: at_load(file.presets[name], load).name)
-    return [(rows[plan], " = ".join(names)) for plan, names in plans]
+def _preset_rows(file: QualityFile) -> list[tuple[PlanResult, str]]:
+    """The row of every plan of a preset, and the preset of the smallest margin that has it."""
+    rows = {row.plan.name: row for row in file.rows}
+    presets = {plan.name: name for name in reversed(QUALITIES) for plan in file.presets[name]}
+    return [(rows[plan], name) for plan, name in presets.items()]
 
 
-def _labels(file: QualityFile, view: _View, page: Page) -> Iterator[Label]:
+def _labels(file: QualityFile, page: Page) -> Iterator[Label]:
     """Names of presets, and beside the points that are far enough from static the knobs in which they differ."""
     halo = [withStroke(linewidth=3, foreground=page.paper)]
-    for row, name in _preset_rows(file, view):
+    for row, name in _preset_rows(file):
         style = {"fontweight": "bold", "zorder": 5, "path_effects": halo, "gid": f"preset {name}"}
-        yield Label(name, (view.across[row.plan.name], row.accuracy), style, away=9, needed=True)
+        yield Label(name, _point(row), style, away=9, needed=True)
     for _, rows in _by(file.rows, lambda row: (row.plan.mode, _kind(row))):
         for row in rows:
             if (varied := _varied(row, rows)) and row.difference < -_CROWDED:
                 colour = look_of(row.plan.mode)["color"]
                 style = {"fontsize": 8, "color": colour, "zorder": 4, "path_effects": halo}
-                yield Label(varied, (view.across[row.plan.name], row.accuracy), style)
+                yield Label(varied, _point(row), style)
 
 
 def _kind(row: PlanResult) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import MODES
 from service.messages.replica_status import Example, ModelCard
-from service.quality.schema import Band, Measured, Plan, PlanResult, QualityName
+from service.quality.schema import Measured, PlanResult, PresetPlan, QualityName
 
 _KnobType = Literal["integer", "number", "string"]
 _TYPES: Mapping[type[KnobValue], _KnobType] = {int: "integer", float: "number", str: "string"}
@@ -21,15 +21,12 @@ _TYPES: Mapping[type[KnobValue], _KnobType] = {int: "integer", float: "number", 
 class Quality(TypedDict):
     """The presets of `quality`: the plans by name, and the calibration they come from.
 
-    `presets`: the plans of a request that comes now. `load`: the requests at a replica that they are chosen by; it
-    follows the real load with some play. `bands`: the plans at every load. `presets` and `bands` are of temperature 0,
-    `sampled_bands` of higher temperatures. `missing`: why there are no presets.
+    `presets`: the plans of each quality at temperature 0. `sampled_presets`: those at higher temperatures. `missing`:
+    why there are no presets.
     """
 
-    presets: Mapping[QualityName, Plan]
-    bands: Mapping[QualityName, Sequence[Band]]
-    sampled_bands: Mapping[QualityName, Sequence[Band]]
-    load: float
+    presets: Mapping[QualityName, Sequence[PresetPlan]]
+    sampled_presets: Mapping[QualityName, Sequence[PresetPlan]]
     missing: str | None
     measured: Measured | None
     frontier: Sequence[PlanResult]
@@ -166,9 +163,7 @@ def model_json(card: ModelCard, name: str | None = None) -> Model:
         "examples": [_example(example) for example in card.examples],
         "quality": {
             "presets": card.quality.plans,
-            "bands": card.quality.bands,
-            "sampled_bands": card.quality.sampled_bands,
-            "load": card.quality.load,
+            "sampled_presets": card.quality.sampled_plans,
             "missing": card.quality.missing,
             "measured": cast(Measured | None, card.quality.measured),
             "frontier": cast(Sequence[PlanResult], card.quality.frontier),

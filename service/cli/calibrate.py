@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import ModelOptions, OutputOption, RanksOption, ThreadsOption, use_threads, with_fields
+from service.cli.options import ModelOptions, OutputOption, RanksOption, use_threads, with_fields
 from service.cli.output import Counter, notes, results, table
 from service.errors import CheckpointError, SettingsError
 
@@ -19,17 +19,15 @@ if TYPE_CHECKING:
     from service.quality.calibration.measure import Calibration
     from service.quality.calibration.prompts import Prompts, Scorer
     from service.quality.calibration.records import Notebook
-    from service.quality.schema import Measured, PlanResult, QualityFile, Speed
+    from service.quality.schema import Measured, PlanResult, QualityFile
 
-#: requests together, if the command line names no number
-LOADS = (1, 8, 32)
 #: temperatures above 0, if the command line names none
 TEMPERATURES = (0.1, 0.7, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement(ModelOptions):
-    """The options of a measurement: plans over prompts at several loads, and the devices. None: a default."""
+    """The options of a measurement: plans over prompts, and the devices. None: a default."""
 
     prompts: Annotated[
         Path | None,
@@ -48,12 +46,6 @@ class Measurement(ModelOptions):
         typer.Option(help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid."),
     ] = None
     count: Annotated[int | None, typer.Option(min=1, help="Number of prompts, from the first on. Default: all.")] = None
-    concurrency: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1, help="Concurrent requests, at most half of --timed; may be given again. Default: 1, 8 and 32."
-        ),
-    ] = None
     temperature: Annotated[
         list[float] | None,
         typer.Option(
@@ -63,17 +55,10 @@ class Measurement(ModelOptions):
             " 0.7 and 1.",
         ),
     ] = None
-    timed: Annotated[
-        int,
-        typer.Option(
-            min=2, help="Timed prompts, at least twice --concurrency. Lossless plans answer only these prompts."
-        ),
-    ] = 256
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue prompts as plain text instead of sending them as chats.")
     ] = False
-    threads: ThreadsOption = None
     tensor_parallel_size: RanksOption = 1
 
 
@@ -84,7 +69,7 @@ def calibrate(
         Path | None, typer.Option(help="Default: quality.json (quality.w8a8.json, …) in the checkpoint's folder.")
     ] = None,
 ) -> None:
-    """Measures the frontier, chooses presets for every load and writes quality.json. Run it again to resume."""
+    """Measures accuracies, chooses the plans of presets and writes quality.json. Run it again to resume."""
     from service.quality.schema import file_name, write_quality
 
     def target(checkpoint: Checkpoint) -> Path:
@@ -95,7 +80,7 @@ def calibrate(
 
 @with_fields("measurement", Measurement)
 def frontier(measurement: Measurement, output: OutputOption = None) -> None:
-    """Shows accuracy and speed of every plan at several loads. With --output, run it again to resume."""
+    """Shows accuracy and tokens per forward of every plan. With --output, run it again to resume."""
 
     def write(file: QualityFile, path: Path) -> None:
         content = file.model_dump(include={"measured", "rows"})
@@ -113,23 +98,21 @@ def _measure(
     """
     from service.quality.calibration.measure import Calibration, Scope, circumstances, engine_for
     from service.quality.calibration.pareto import assemble
-    from service.quality.calibration.plans import default_plans, parse_plan, with_static_first
+    from service.quality.calibration.plans import default_plans, parse_plan, with_lossless_first
     from service.quality.calibration.prompts import tasks_of
     from service.quality.presets import identity_of
     from service.text import TextCodec
 
     lines, scorer = _prompts(options)
-    together = tuple(sorted(set(options.concurrency or LOADS)))
-    temperatures = tuple(sorted({*(options.temperature or TEMPERATURES)} - {0.0}))
-    scope = Scope(together, min(options.timed, len(lines.lines)), options.max_new_tokens, temperatures)
-    scope.check(len(lines.lines))
+    temperatures = sorted({*(options.temperature or TEMPERATURES)} - {0.0})
+    scope = Scope(options.max_new_tokens, tuple(temperatures))
     chosen = [parse_plan(text) for text in options.plan or ()]
-    use_threads(options.threads, options.tensor_parallel_size)
+    use_threads(None, options.tensor_parallel_size)
     with options.ranks(options.tensor_parallel_size) as (checkpoint, deps):
         config = checkpoint.config
         tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)
         default = default_plans(config.block_size, has_mrp=config.mrp is not None, causal=config.causal)
-        plans = with_static_first(chosen) if chosen else default
+        plans = with_lossless_first(chosen) if chosen else default
         calibration = Calibration(engine_for(checkpoint, tasks, scope, deps), tasks, plans, scope)
         about = {"prompts_sha256": lines.sha256, "scorer": options.scorer or "demo", "prompts": len(tasks)}
         how = circumstances(checkpoint, scope, about)
@@ -137,7 +120,7 @@ def _measure(
         about = {"measured": how.model_dump(exclude={"at"}), "checkpoint": identity.model_dump()}
         path = target(checkpoint)
         notebook = _run(calibration, path, about | {"plans": calibration.plan_names})
-        file = assemble(identity, how, calibration.rows(notebook, how.clock))
+        file = assemble(identity, how, calibration.rows(notebook))
         if path:
             write(file, path)
             notebook.remove()
@@ -169,7 +152,7 @@ def _run(calibration: Calibration, target: Path | None, about: Mapping[str, Any]
     try:
         with Counter(len(calibration.jobs)) as counter:
             for job in calibration.run(notebook):
-                counter.next(f"{job.together} together, temperature {job.temperature:g}, {job.plan}")
+                counter.next(f"temperature {job.temperature:g}, {job.plan}")
     except KeyboardInterrupt:
         notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130) from None
@@ -200,38 +183,29 @@ def quality(
 
 def show(file: QualityFile) -> None:
     """Prints the table, the presets and the warnings."""
-    from service.quality.load_bands import in_words
+    from service.quality.presets import in_words
 
-    console, loads = results(), file.measured.concurrency
-    times = [f"ms/token at {together}" for together in loads]
+    console, frontier = results(), file.frontier
     sampled = [f"at {temperature:g}" for temperature in file.measured.temperatures[1:]]
-    columns = ("accuracy", "from static", *sampled, "identical", "tok/forward", *times, "frontier")
+    columns = ("accuracy", "from static", *sampled, "identical", "tok/forward", "frontier")
     plans = table("plan", *columns, plan="plan")
-    for row in sorted(file.rows, key=lambda row: -row.speed_at(loads[-1]).tokens_per_second):
-        plans.add_row(*_cells(row, file.measured))
+    for row in sorted(file.rows, key=lambda row: -row.tokens_per_forward):
+        plans.add_row(*_cells(row, file.measured), "yes" if row in frontier else "")
     console.print(plans)
-    for name, bands in file.presets.items():
-        console.print(f"{name}: {in_words(bands)}")
-        if (sampled_bands := file.sampled_presets[name]) != bands:
-            console.print(f"{name} at a temperature: {in_words(sampled_bands)}")
-    clock = "CPU time" if file.measured.clock == "cpu" else "time"
-    legend = f"ms/token: {clock}, and times static's speed; frontier: at how many requests. {file.measured.how}"
-    console.print(legend, style="dim")
+    for name, preset in file.presets.items():
+        console.print(f"{name}: {in_words(preset)}")
+        if (sampled_preset := file.sampled_presets[name]) != preset:
+            console.print(f"{name} at a temperature: {in_words(sampled_preset)}")
+    console.print(file.measured.how, style="dim")
     for warning in file.warnings:
         console.print(f"warning: {warning}", style="yellow")
 
 
 def _cells(row: PlanResult, measured: Measured) -> list[str]:
-    def in_words(speed: Speed) -> str:
-        away = max(speed.speedup_high - speed.speedup, speed.speedup - speed.speedup_low)
-        return f"{1e3 / speed.tokens_per_second:.3f}  x{speed.speedup:.2f} ±{away:.2f}"
-
-    speeds = [row.speed_at(together) for together in measured.concurrency]
     at = {result.temperature: f"{100 * result.difference:+.1f}" for result in row.sampled}
     sampled = ["as static" if row.lossless else at.get(value, "-") for value in measured.temperatures[1:]]
     away = 100 * max(row.difference_high - row.difference, row.difference - row.difference_low)
     accuracy = f"{row.accuracy:.3f} [{row.accuracy_low:.3f}, {row.accuracy_high:.3f}]"
     difference = "as static" if row.lossless else f"{100 * row.difference:+.1f} ±{away:.1f}"
     counts = [f"{row.identical}/{row.prompts}", f"{row.tokens_per_forward:.2f}"]
-    best_at = ", ".join(str(speed.concurrency) for speed in speeds if speed.on_frontier)
-    return [row.plan.name, accuracy, difference, *sampled, *counts, *map(in_words, speeds), best_at]
+    return [row.plan.name, accuracy, difference, *sampled, *counts]

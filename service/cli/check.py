@@ -239,12 +239,11 @@ def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
 
 
 def _quality(checkpoint: Checkpoint) -> str:
-    from service.quality.load_bands import in_words
-    from service.quality.presets import presets_of
+    from service.quality.presets import in_words, presets_of
 
     presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
-    plans = "; ".join(f"{name}: {in_words(bands)}" for name, bands in presets.bands.items())
-    return plans if presets.missing is None else f"{plans}; {presets.missing}"
+    words = "; ".join(f"{name}: {in_words(plans)}" for name, plans in presets.plans.items())
+    return words if presets.missing is None else f"{words}; {presets.missing}"
 
 
 def _decode_a_block(checkpoint: Checkpoint) -> float:

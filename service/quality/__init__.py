@@ -1,1 +1,1 @@
-"""The quality presets of a checkpoint: the calibration file, and the presets by load."""
+"""The quality presets of a checkpoint: the calibration file, and the plans of each preset."""

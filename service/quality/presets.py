@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.decode.registry import default_knobs, default_mode
 from service.errors import QualityNotAvailable
-from service.quality.load_bands import at_load
-from service.quality.schema import Band, Identity, Plan, QualityFile, QualityName, file_name, read_quality
+from service.quality.schema import LOSSLESS, Identity, PresetPlan, QualityFile, QualityName, file_name, read_quality
 
 if TYPE_CHECKING:
     from service.model.config import ModelConfig
@@ -28,37 +26,33 @@ HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts F
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """The bands of load by name, and `sampled_bands` of temperatures above 0. Every model card carries the presets.
+    """The plans of each quality, and `sampled_plans` of temperatures above 0. Every model card carries the presets.
 
-    `measured`, `frontier`: parts of the calibration file, as plain data. `load`: requests at a replica, for which plans
-    are chosen. `missing`: why there is no calibration file.
+    The engine runs the fastest of a quality's plans. `measured`, `frontier`: parts of the calibration file, as plain
+    data. `missing`: why there is no calibration file.
     """
 
-    bands: Mapping[QualityName, tuple[Band, ...]]
+    plans: Mapping[QualityName, tuple[PresetPlan, ...]]
     measured: Mapping[str, Any] | None = None
     frontier: tuple[Mapping[str, Any], ...] = ()
     missing: str | None = None
-    load: float = 1.0
-    sampled_bands: Mapping[QualityName, tuple[Band, ...]] = field(default_factory=dict)
+    sampled_plans: Mapping[QualityName, tuple[PresetPlan, ...]] = field(default_factory=dict)
 
-    @property
-    def plans(self) -> Mapping[QualityName, Plan]:
-        return {name: at_load(bands, self.load) for name, bands in self.bands.items()}
-
-    def at(self, load: float) -> Presets:
-        return replace(self, load=load)
-
-    def plan(self, name: QualityName, temperature: float) -> Plan:
-        """The plan of a quality, `lossless` above the highest measured temperature. Raises QualityNotAvailable."""
-        if name not in self.bands:
+    def plans_for(self, name: QualityName, temperature: float) -> tuple[PresetPlan, ...]:
+        """The plans of a quality, `lossless` above the highest measured temperature. Raises QualityNotAvailable."""
+        if name not in self.plans:
             raise QualityNotAvailable(
-                f"quality is {name!r}, allowed are {', '.join(self.bands)}: {self.missing}", param="quality"
+                f"quality is {name!r}, allowed are {', '.join(self.plans)}: {self.missing}", param="quality"
             )
-        bands = self.bands[name]
-        if temperature > 0:
-            measured = self.measured is not None and temperature <= max(self.measured["temperatures"])
-            bands = self.sampled_bands[name] if measured else self.bands["lossless"]
-        return at_load(bands, self.load)
+        if temperature <= 0:
+            return self.plans[name]
+        measured = self.measured is not None and temperature <= max(self.measured["temperatures"])
+        return self.sampled_plans[name] if measured else self.plans["lossless"]
+
+
+def in_words(plans: Sequence[PresetPlan]) -> str:
+    """Such as `speculative mrp_steps=auto or dynamic threshold=0.8`."""
+    return " or ".join(plan.name for plan in plans)
 
 
 def file_of(folder: Path, chosen: Path | None, name: str) -> QualityFile | None:
@@ -69,9 +63,9 @@ def file_of(folder: Path, chosen: Path | None, name: str) -> QualityFile | None:
 
 def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, activation_parts: int = 1) -> Presets:
     """The presets of a checkpoint. A file of another checkpoint is not used. CheckpointError if it is broken."""
-    mode = default_mode().name
-    knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
-    fallback: dict[QualityName, tuple[Band, ...]] = {"lossless": (Band(mode=mode, knobs=knobs),)}
+    fallback: dict[QualityName, tuple[PresetPlan, ...]] = {
+        "lossless": (PresetPlan(**LOSSLESS.model_dump(), tokens_per_forward=1.0),)
+    }
     name = file_name(config.quantization, activation_parts)
     if (file := file_of(folder, chosen, name)) is None:
         return Presets(fallback, missing=f"this checkpoint has no {name}; {HOW_TO_MAKE}")
@@ -79,9 +73,9 @@ def presets_of(folder: Path, config: ModelConfig, chosen: Path | None = None, ac
     if file.checkpoint == identity:
         frontier = tuple(row.model_dump() for row in file.frontier)
         greedy, sampled = (
-            {name: tuple(bands) for name, bands in presets.items()} for presets in (file.presets, file.sampled_presets)
+            {name: tuple(plans) for name, plans in presets.items()} for presets in (file.presets, file.sampled_presets)
         )
-        return Presets(greedy, file.measured.model_dump(), frontier, sampled_bands=sampled)
+        return Presets(greedy, file.measured.model_dump(), frontier, sampled_plans=sampled)
     other = [name for name in Identity.model_fields if getattr(file.checkpoint, name) != getattr(identity, name)]
     why = f"its {name} was made for another checkpoint ({' and '.join(other)} differ); {HOW_TO_MAKE}"
     _log.warning("quality presets are not served: %s", why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -11,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from service.decode.knobs import KnobValue
 from service.decode.mode import DecodingMode
-from service.decode.registry import make_mode
+from service.decode.registry import default_mode, make_mode
 from service.errors import CheckpointError, InvalidRequest
 
 #: name of the file in the checkpoint's folder
 FILE_NAME = "quality.json"
-VERSION = 3
+VERSION = 4
 
 QualityName = Literal["lossless", "balanced", "fast"]
 QUALITIES: tuple[QualityName, ...] = get_args(QualityName)
@@ -65,14 +64,14 @@ class Plan(_FilePart):
         return " ".join([self.mode, *(f"{knob}={value}" for knob, value in self.knobs.items())])
 
 
-class Band(Plan):
-    """The plan of a preset for the loads above the band before, up to `up_to` requests at a replica."""
+class PresetPlan(Plan):
+    """A plan of a preset. `tokens_per_forward` counts tokens up to the end token, by forwards of the backbone."""
 
-    up_to: float | None = Field(None, gt=0, description="requests at a replica; null: any load")
+    tokens_per_forward: Rate
 
-    @property
-    def plan(self) -> Plan:
-        return Plan(mode=self.mode, knobs=self.knobs)
+
+#: the plan with which every preset begins; a request that names no mode runs it, too
+LOSSLESS = Plan.from_mode(default_mode())
 
 
 class Identity(_FilePart):
@@ -96,9 +95,6 @@ class Measured(_FilePart):
     max_new_tokens: Positive
     device: str
     dtype: str
-    threads: Positive
-    clock: Literal["cpu", "wall"] = Field(description="tokens_per_second is of CPU time of one thread, or of wall time")
-    concurrency: list[Positive] = Field(min_length=1, description="requests decoded together, ascending")
     temperatures: list[Temperature] = Field(
         default_factory=lambda: [0.0], min_length=1, description="at which accuracy was measured, ascending from 0"
     )
@@ -106,23 +102,10 @@ class Measured(_FilePart):
 
 
 class Margins(_FilePart):
-    """The presets' allowed losses of accuracy against static. `tie`: the largest difference of equal speeds."""
+    """The presets' allowed losses of accuracy against static."""
 
     balanced: Share = 0.01
     fast: Share = 0.05
-    tie: Share = 0.03
-
-
-class Speed(_FilePart):
-    """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts."""
-
-    concurrency: Positive
-    tokens_per_second: Rate
-    tokens_per_second_wall: Rate
-    speedup: Rate
-    speedup_low: float
-    speedup_high: float
-    on_frontier: bool = False
 
 
 class _Compared(_FilePart):
@@ -147,8 +130,8 @@ class PlanResult(_Compared):
     """The result of one plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest are estimates.
 
     They are of temperature 0. `sampled` has the other temperatures, empty where no preset could allow the plan.
-    A `lossless` plan gives static's answers by construction, at any temperature. It answers only the timed prompts, and
-    its accuracy is static's.
+    A `lossless` plan gives static's answers by construction, at any temperature. It answers only some of the prompts,
+    and its accuracy is static's.
     """
 
     plan: Plan
@@ -158,7 +141,6 @@ class PlanResult(_Compared):
     accuracy_low: Share
     accuracy_high: Share
     tokens_per_forward: Rate = Field(description="up to the end token, per denoise or verify forward")
-    speed: list[Speed]
     sampled: list[SampledResult] = Field(default_factory=list, description="by ascending temperature")
 
     @property
@@ -168,19 +150,20 @@ class PlanResult(_Compared):
             return 0.0
         return min((result.difference for result in self.sampled), default=-1.0)
 
-    def speed_at(self, concurrency: int) -> Speed:
-        return next(speed for speed in self.speed if speed.concurrency == concurrency)
+    @property
+    def preset_plan(self) -> PresetPlan:
+        return PresetPlan(**self.plan.model_dump(), tokens_per_forward=self.tokens_per_forward)
 
 
 class QualityFile(_FilePart):
-    """The whole file. `presets`: bands by ascending load, `sampled_presets`: those at temperatures above 0."""
+    """The whole file. `presets` has the plans by name, `sampled_presets` has them for temperatures above 0."""
 
-    version: Literal[3]
+    version: Literal[4]
     checkpoint: Identity
     measured: Measured
     margins: Margins
-    presets: dict[QualityName, list[Band]]
-    sampled_presets: dict[QualityName, list[Band]]
+    presets: dict[QualityName, list[PresetPlan]]
+    sampled_presets: dict[QualityName, list[PresetPlan]]
     warnings: list[str]
     rows: list[PlanResult]
 
@@ -189,27 +172,25 @@ class QualityFile(_FilePart):
         for part, presets in (("presets", self.presets), ("sampled_presets", self.sampled_presets)):
             if missing := set(QUALITIES) - set(presets):
                 raise ValueError(f"{part} lack {', '.join(sorted(missing))}")
-        for row in self.rows:
-            if {speed.concurrency for speed in row.speed} != set(self.measured.concurrency):
-                raise ValueError(f"row {row.plan.name!r} lacks some of the concurrencies {self.measured.concurrency}")
-        for name, bands in (*self.presets.items(), *self.sampled_presets.items()):
-            ends = [band.up_to for band in bands]
-            if not ends or ends[-1] is not None or None in ends[:-1]:
-                raise ValueError(f"preset {name!r}: up_to are {ends}, the last must be null, and no other")
-            if any(end >= later for end, later in pairwise(ends[:-1])):  # type: ignore[operator]
-                raise ValueError(f"preset {name!r}: up_to are {ends}, they must ascend")
-            for band in bands:
+            for name, plans in presets.items():
                 try:
-                    band.decoding_mode.check(self.checkpoint.block_size)
+                    for plan in plans:
+                        plan.decoding_mode.check(self.checkpoint.block_size)
                 except InvalidRequest as error:
                     raise ValueError(f"preset {name!r}: {error.message}") from None
+                first, *further = [plan.name for plan in plans] or [""]
+                if first != LOSSLESS.name or (name == "lossless" and further):
+                    alone = ", and has no other plan" if name == "lossless" else ""
+                    raise ValueError(f"preset {name!r}: the first plan is {LOSSLESS.name!r}{alone}")
         return self
 
     @property
     def frontier(self) -> list[PlanResult]:
-        """The rows that no other row beats at one of the loads, the fastest at the highest load last."""
-        best = (row for row in self.rows if any(speed.on_frontier for speed in row.speed))
-        return sorted(best, key=lambda row: row.speed_at(self.measured.concurrency[-1]).tokens_per_second)
+        """The rows that no other row beats in accuracy and tokens per forward, by ascending tokens per forward."""
+        best = list[PlanResult]()
+        for row in sorted(self.rows, key=lambda row: (-row.tokens_per_forward, -row.difference)):
+            best += [row] if not best or row.difference > best[-1].difference else []
+        return best[::-1]
 
 
 def read_quality(path: Path) -> QualityFile:
@@ -221,7 +202,9 @@ def read_quality(path: Path) -> QualityFile:
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in wrong["loc"]) or "the file"
-        raise CheckpointError(f"{path} is no calibration file of version {VERSION}: {field}: {wrong['msg']}") from None
+        advice = "; run `mrp-serve calibrate` again" if field == "version" else ""
+        message = f"{path} is no calibration file of version {VERSION}: {field}: {wrong['msg']}{advice}"
+        raise CheckpointError(message) from None
 
 
 def write_quality(file: QualityFile, path: Path) -> None:

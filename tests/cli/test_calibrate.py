@@ -10,6 +10,13 @@ from service.quality.schema import Plan, PlanResult, read_quality
 from tests.tiny import GOLDEN
 
 PLANS = ("static", "dynamic threshold=0.05", "speculative mrp_steps=2", "remask threshold=0.05")
+DEFAULT = "speculative mrp_steps=auto"
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("service.quality.calibration.measure.CHUNK", 2)
+    monkeypatch.setattr("service.quality.calibration.measure.LOSSLESS_PROMPTS", 4)
 
 
 @pytest.fixture
@@ -20,13 +27,13 @@ def model(tmp_path):
 
 @pytest.fixture
 def options(model, tmp_path):
-    """Measurements of some plans at two loads and two temperatures."""
+    """Measurements of some plans at two temperatures."""
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"w{number} w7 w9", "answer": "w"} for number in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    values = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 8, "threads": 1}
+    values = {"model": model, "prompts": prompts, "scorer": "contains", "max-new-tokens": 8}
     words = [word for name, value in values.items() for word in (f"--{name}", value)]
-    words += [word for together in (1, 2) for word in ("--concurrency", together)] + ["--temperature", 0.7]
+    words += ["--temperature", 0.7]
     return lambda plans: [*words, *(word for plan in plans for word in ("--plan", plan))]
 
 
@@ -36,14 +43,13 @@ def test_calibrate_writes_the_file_of_the_presets(run, priced, capsys, model, op
     assert "lossless: " in output.out
     assert "dynamic threshold=0.05" in output.out
     file = read_quality(model / "quality.json")
-    assert [row.plan.name for row in file.rows][1:] == list(PLANS[1:])
+    assert [row.plan.name for row in file.rows][1:] == [DEFAULT, *PLANS[1:]]
     assert file.rows[0].accuracy == 1.0
-    assert (file.measured.prompts, file.measured.concurrency) == (6, [1, 2])
-    assert file.measured.temperatures == [0, 0.7]
+    assert (file.measured.prompts, file.measured.temperatures) == (6, [0, 0.7])
     assert [result.prompts for result in file.rows[0].sampled] == [6]
-    assert (file.measured.clock, file.measured.threads) == ("cpu", 1)
-    assert {band.plan.name for band in file.presets["lossless"]} <= {file.rows[0].plan.name, file.rows[2].plan.name}
-    approximate = "dynamic" in {band.mode for band in file.presets["fast"]}
+    assert [row.prompts for row in file.rows] == [6, 4, 6, 4, 6]
+    assert [plan.name for plan in file.presets["lossless"]] == [DEFAULT]
+    approximate = len(file.presets["fast"]) > 1
     assert any("take more prompts" in warning for warning in file.warnings) or not approximate
     assert {path.name for path in model.parent.iterdir()} == {"model", "prompts.jsonl"}
     assert not list(model.glob("*.partial"))
@@ -53,9 +59,13 @@ def test_calibrate_writes_the_file_of_the_presets(run, priced, capsys, model, op
     words = ("--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
     assert run("generate", "w1 w7 w9", "--raw", *words) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert Plan(mode=answer["mode"], knobs=answer["knobs"]) == file.presets["fast"][0].plan
+    assert Plan(mode=answer["mode"], knobs=answer["knobs"]) in [
+        Plan(mode=plan.mode, knobs=plan.knobs) for plan in file.presets["fast"]
+    ]
     assert run("check", model) == 0
-    assert f"fast: {file.presets['fast'][0].name}" in " ".join(capsys.readouterr().out.split())
+    assert f"fast: {' or '.join(plan.name for plan in file.presets['fast'])}" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_quality_without_a_calibration_says_how_to_make_one(run, capsys, model):
@@ -66,8 +76,8 @@ def test_quality_without_a_calibration_says_how_to_make_one(run, capsys, model):
 
 
 def num_jobs(lossy, lossless):
-    """Static and each plan on the timed prompts at both loads; lossy plans and static on the others, and all at 0.7."""
-    return (1 + lossy + lossless) * (4 + 2) + (1 + lossy) * (1 + 3)
+    """All plans on the first prompts; lossy plans and static on the others, and all at 0.7."""
+    return (1 + lossy + lossless) * 2 + (1 + lossy) * (1 + 3)
 
 
 def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
@@ -76,16 +86,13 @@ def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
     jobs, measure = [], Calibration.measure
     monkeypatch.setattr(Calibration, "measure", lambda self, job: jobs.append(job) or measure(self, job))
     assert run("frontier", *options(PLANS), "--output", tmp_path / "rows.json") == 0
-    assert len(jobs) == num_jobs(lossy=2, lossless=1)
+    assert len(jobs) == num_jobs(lossy=2, lossless=2)
     head = capsys.readouterr().out.splitlines()[0]
-    for column in ("plan", "accuracy", "from static", "identical", "tok/forward", "ms/token at 2", "frontier"):
+    for column in ("plan", "accuracy", "from static", "identical", "tok/forward", "frontier"):
         assert column in head
     content = json.loads((tmp_path / "rows.json").read_text("utf-8"))
     results = [PlanResult.model_validate(row) for row in content["rows"]]
-    assert [row.plan.mode for row in results] == ["static", "dynamic", "speculative", "remask"]
-    assert content["measured"]["concurrency"] == [1, 2]
-    for load in (1, 2):
-        assert any(row.speed_at(load).on_frontier for row in results)
+    assert [row.plan.mode for row in results] == ["static", "speculative", "dynamic", "speculative", "remask"]
     assert {path.name for path in tmp_path.iterdir()} == {"model", "prompts.jsonl", "rows.json"}
     assert not (model / "quality.json").exists()
 
@@ -106,7 +113,7 @@ def test_an_interrupted_calibration_resumes(run, capsys, model, options, monkeyp
     jobs = []
     monkeypatch.setattr(Calibration, "measure", lambda self, job: jobs.append(job) or measure(self, job))
     assert run("calibrate", *options(PLANS[:2])) == 0
-    assert len(jobs) == num_jobs(lossy=1, lossless=0) - 7
+    assert len(jobs) == num_jobs(lossy=1, lossless=1) - 7
     assert not partial.exists()
 
 
@@ -121,7 +128,6 @@ def unloaded(monkeypatch):
     [
         (("--scorer", "best"), "scorer is 'best', allowed are demo, exact, contains, number, regex:PATTERN"),
         (("--count", 7), "count is 7"),
-        (("--concurrency", 3), "concurrency is 3, allowed is at most half the timed prompts, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
     ],
 )
@@ -154,7 +160,7 @@ def test_frontier_says_in_one_line_what_is_allowed(run, unloaded, capsys, words,
 def test_the_demos_scorer_names_a_prompt_that_is_not_the_demos(run, capsys, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"What is {number}?"}) + "\n" for number in range(4)))
-    assert run("calibrate", "--prompts", file, *("--concurrency", 1, "--plan", "static")) == 1
+    assert run("calibrate", "--prompts", file, "--plan", "static") == 1
     assert capsys.readouterr().err == (
         "mrp-serve: the prompt 'What is 0?' is no problem of the demo: name another scorer for prompts of your own\n"
     )
@@ -164,7 +170,7 @@ def test_answers_are_looked_for_before_anything_is_loaded(run, unloaded, capsys,
     file = tmp_path / "prompts.jsonl"
     lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c"}]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert run("calibrate", "--prompts", file, *("--concurrency", 1, "--scorer", "exact")) == 1
+    assert run("calibrate", "--prompts", file, "--scorer", "exact") == 1
     assert capsys.readouterr().err == ("mrp-serve: the line of the prompt 'c' has no answer, which this scorer needs\n")
 
 

@@ -26,10 +26,10 @@ def test_one_machines_service_is_of_a_fixed_size(run, capsys, fewest):
 
 def test_a_calibration_that_is_broken(run, capsys, tmp_path):
     shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "quality.json").write_text('{"version": 3, "rows": 3}', "utf-8")
+    (tmp_path / "quality.json").write_text('{"version": 4, "rows": 3}', "utf-8")
     assert run("serve", "--model", tmp_path) == 1
     output = capsys.readouterr().err
-    assert f"{tmp_path}/quality.json is no calibration file of version 3: checkpoint: Field required" in output
+    assert f"{tmp_path}/quality.json is no calibration file of version 4: checkpoint: Field required" in output
 
 
 @pytest.mark.parametrize("keys", [{}, {"api_keys": "secret"}, {"api_keys_file": "keys.yaml"}])

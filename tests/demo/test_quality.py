@@ -10,18 +10,18 @@ from service.quality.schema import read_quality
 def test_it_is_of_these_weights():
     presets = presets_of(CHECKPOINT, parse_config(read_config(CHECKPOINT)))
     assert presets.missing is None, "run `make calibrate`"
-    assert presets.bands.keys() == {"lossless", "balanced", "fast"}
+    assert presets.plans.keys() == {"lossless", "balanced", "fast"}
 
 
 def test_its_presets_are_what_its_rows_say():
     file = read_quality(CHECKPOINT / "quality.json")
     made = assemble(file.checkpoint, file.measured, file.rows, file.margins)
     assert (file.presets, file.sampled_presets) == (made.presets, made.sampled_presets)
-    assert all(is_lossless(band.decoding_mode) for band in file.presets["lossless"])
+    assert all(is_lossless(plan.decoding_mode) for plan in file.presets["lossless"])
     rows = {row.plan.name: row for row in file.rows}
     for name, margin in (("balanced", file.margins.balanced), ("fast", file.margins.fast)):
-        assert all(rows[band.plan.name].difference >= -margin for band in file.presets[name])
-        assert all(rows[band.plan.name].sampled_difference >= -margin for band in file.sampled_presets[name])
+        assert all(rows[plan.name].difference >= -margin for plan in file.presets[name])
+        assert all(rows[plan.name].sampled_difference >= -margin for plan in file.sampled_presets[name])
     assert file.measured.prompts >= 200
     for row in file.rows:
         if row.lossless:

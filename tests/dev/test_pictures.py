@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from matplotlib.image import imread
 from PIL import Image
 
@@ -11,8 +10,7 @@ from dev.pictures.decoding import draw_decoding
 from dev.pictures.frontier import draw_frontier
 from dev.pictures.learning import draw_learning
 from service.decode.modes import MODES
-from service.quality.calibration.pareto import assemble
-from tests.quality.made_up import BY_LOAD, IDENTITY, MEASURED, made_up_file
+from tests.quality.made_up import made_up_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 LINES = [
@@ -20,7 +18,6 @@ LINES = [
     {"update": 1, "reward": 0.6, "rollout_s": 4.0, "train_s": 3.0, "publish_s": 0.1, "load_s": 0.1},
     {"update": 2, "accuracy": 0.7},
 ]
-FRONTIERS = {"one load": made_up_file(), "several loads": assemble(IDENTITY, MEASURED, BY_LOAD)}
 
 
 def are_light_and_dark(light, dark):
@@ -33,9 +30,8 @@ def test_a_learning_shows_every_run_also_where_two_runs_have_the_same_numbers(tm
     assert are_light_and_dark(*draw_learning({"static": file, "speculative": file}, tmp_path))
 
 
-@pytest.mark.parametrize("name", FRONTIERS)
-def test_a_frontier(name, tmp_path):
-    pictures = draw_frontier(FRONTIERS[name], tmp_path)
+def test_a_frontier(tmp_path):
+    pictures = draw_frontier(made_up_file(), tmp_path)
     assert [picture.name for picture in pictures] == ["frontier.png", "frontier-dark.png"]
     assert are_light_and_dark(*pictures)
 

@@ -21,7 +21,7 @@ from service.gateway.pipeline import RequestPipeline
 from service.messages.replica_status import ControlCommand, ControlResult, ModelCard, SetPause, Snapshot, Status
 from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest, ReplicaStream, Weights
 from service.quality.presets import Presets
-from service.quality.schema import Band
+from service.quality.schema import PresetPlan
 from service.replica.replica import Replica
 from service.routing.failover import FailoverPolicy
 from service.settings.settings import Settings
@@ -106,7 +106,7 @@ CARD = ModelCard(
     default_mode="static",
     defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
     chat=True,
-    quality=Presets({"lossless": (Band(mode="static"),)}, missing="none was made"),
+    quality=Presets({"lossless": (PresetPlan(mode="static", tokens_per_forward=1.0),)}, missing="none was made"),
     slots=64,
     replica_slots=64,
 )

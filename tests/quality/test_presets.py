@@ -9,10 +9,16 @@ import pytest
 from service.decode.modes import Speculative
 from service.errors import CheckpointError, QualityNotAvailable
 from service.model import ModelConfig, parse_config, read_config
-from service.quality.presets import identity_of, presets_of, weights_fingerprint
-from service.quality.schema import QUALITIES, PlanResult, write_quality
+from service.quality.presets import Presets, identity_of, presets_of, weights_fingerprint
+from service.quality.schema import QUALITIES, PlanResult, QualityName, write_quality
 from tests.quality.made_up import MEASURED, made_up_file
 from tests.tiny import GOLDEN
+
+DEFAULT = "speculative mrp_steps=auto"
+
+
+def names(presets: Presets, quality: QualityName, temperature: float) -> list[str]:
+    return [plan.name for plan in presets.plans_for(quality, temperature)]
 
 
 @pytest.fixture
@@ -28,10 +34,11 @@ def config(folder: Path) -> ModelConfig:
 
 def test_lossless_is_there_without_a_file(folder: Path, config: ModelConfig) -> None:
     presets = presets_of(folder, config)
-    assert presets.plan("lossless", 0).decoding_mode == Speculative("auto")
-    assert presets_of(folder, replace(config, mrp=None)).plan("lossless", 0).decoding_mode == Speculative("auto")
+    [plan] = presets.plans_for("lossless", 0)
+    assert (plan.decoding_mode, plan.tokens_per_forward) == (Speculative("auto"), 1.0)
+    assert presets_of(folder, replace(config, mrp=None)).plans == presets.plans
     with pytest.raises(QualityNotAvailable) as caught:
-        presets.plan("fast", 0)
+        presets.plans_for("fast", 0)
     assert caught.value.message.startswith(
         "quality is 'fast', allowed are lossless: this checkpoint has no quality.json"
     )
@@ -45,21 +52,21 @@ def test_the_file_beside_the_weights_is_found(folder: Path, config: ModelConfig)
     presets = presets_of(folder, config)
     assert presets.measured == file.measured.model_dump()
     assert [PlanResult(**row) for row in presets.frontier] == file.frontier
-    assert presets.plan("fast", 0).name == "dynamic threshold=0.5"
+    assert presets.plans_for("fast", 0) == tuple(file.presets["fast"])
 
 
 def test_above_the_highest_measured_temperature_every_quality_is_lossless(folder: Path, config: ModelConfig) -> None:
-    """Also with a file of an earlier version, which was measured at temperature 0 only."""
+    """Also if it was measured at temperature 0 only."""
     for temperatures, preset in (([0.0], 0.0), ([0.0, 0.1, 0.7], 0.7)):
         measured = MEASURED.model_copy(update={"temperatures": temperatures})
         sampled = made_up_file().presets if preset else made_up_file().sampled_presets
         file = made_up_file(checkpoint=identity_of(folder, config), measured=measured, sampled_presets=sampled)
         write_quality(file, folder / "quality.json")
         presets = presets_of(folder, config)
-        assert presets.plan("fast", preset).name == "dynamic threshold=0.5"
-        assert presets.plan("balanced", preset).name == "remask threshold=0.5"
+        assert names(presets, "fast", preset) == [DEFAULT, "dynamic threshold=0.5"]
+        assert names(presets, "balanced", preset) == [DEFAULT, "dynamic threshold=0.9", "remask threshold=0.5"]
         for quality in QUALITIES:
-            assert presets.plan(quality, preset + 0.01) == presets.plan("lossless", 0)
+            assert names(presets, quality, preset + 0.01) == [DEFAULT]
 
 
 def test_a_named_file_comes_first(folder: Path, config: ModelConfig, tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ def test_a_file_of_other_weights_is_not_used(folder: Path, config: ModelConfig) 
     weights.write_bytes(content)
     presets = presets_of(folder, config)
     assert "was made for another checkpoint (weights differ)" in (presets.missing or "")
-    assert presets.plan("lossless", 0).mode == "speculative"
+    assert names(presets, "lossless", 0) == [DEFAULT]
 
 
 def test_the_fingerprint_reads_all_of_a_small_file(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from service.errors import CheckpointError
 from service.quality.schema import Plan, read_quality, write_quality
 from tests.quality.made_up import made_up_file
 
+FIRST = "the first plan is 'speculative mrp_steps=auto'"
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -30,11 +32,6 @@ def test_plans_are_modes_and_back() -> None:
     assert Plan.from_mode(Speculative(4)).name == "speculative mrp_steps=4"
 
 
-def banded(file: dict[str, Any], *ends: float | None) -> None:
-    [band] = file["presets"]["fast"]
-    file["presets"]["fast"] = [band | {"up_to": end} for end in ends]
-
-
 def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def changed(content: dict[str, Any]) -> dict[str, Any]:
         change(content)
@@ -46,23 +43,32 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (broken(lambda file: file.update(version=2)), "version: Input should be 3"),
+        (
+            broken(lambda file: file.update(version=3)),
+            "version: Input should be 4; run `mrp-serve calibrate` again",
+        ),
         (broken(lambda file: file.pop("presets")), "presets: Field required"),
         (broken(lambda file: file["presets"].pop("fast")), "presets lack fast"),
-        (broken(lambda file: file["presets"]["fast"][0].update(mode="swift")), "preset 'fast': mode is 'swift'"),
-        (broken(lambda file: file["presets"]["fast"][0]["knobs"].update(speed=1)), "does not use speed"),
-        (broken(lambda file: file["presets"]["fast"].clear()), "preset 'fast': up_to are [], the last must be null"),
-        (broken(lambda file: banded(file, None, None)), "up_to are [None, None], the last must be null, and no other"),
-        (broken(lambda file: banded(file, 4, 2, None)), "up_to are [4.0, 2.0, None], they must ascend"),
+        (broken(lambda file: file["presets"]["fast"][1].update(mode="swift")), "preset 'fast': mode is 'swift'"),
+        (broken(lambda file: file["presets"]["fast"][1]["knobs"].update(speed=1)), "does not use speed"),
+        (broken(lambda file: file["presets"]["fast"].clear()), f"preset 'fast': {FIRST}"),
+        (broken(lambda file: file["sampled_presets"]["balanced"].pop(0)), f"preset 'balanced': {FIRST}"),
+        (
+            broken(lambda file: file["presets"].update(lossless=file["presets"]["fast"])),
+            f"preset 'lossless': {FIRST}, and has no other plan",
+        ),
+        (
+            broken(lambda file: file["presets"]["fast"][1].pop("tokens_per_forward")),
+            "tokens_per_forward: Field required",
+        ),
         (broken(lambda file: file["rows"][0].update(accuracy=1.5)), "rows.0.accuracy"),
-        (broken(lambda file: file["rows"][0]["speed"].pop()), "lacks some of the concurrencies [1, 16]"),
         (broken(lambda file: file.update(more=1)), "more: Extra inputs are not permitted"),
         (lambda file: [file], "the file: Input should be an object"),
     ],
 )
 def test_the_first_fault_is_named(path: Path, change: Callable[[Any], Any], message: str) -> None:
     path.write_text(json.dumps(change(json.loads(path.read_text("utf-8")))), "utf-8")
-    with pytest.raises(CheckpointError, match="is no calibration file of version 3") as caught:
+    with pytest.raises(CheckpointError, match="is no calibration file of version 4") as caught:
         read_quality(path)
     assert message in caught.value.message
     assert str(path) in caught.value.message

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Edit, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.registry import make_mode
+from service.decode.registry import default_mode, make_mode
 from service.errors import InvalidRequest
 
 #: the plans that a calibration tries by default
@@ -17,15 +17,8 @@ GRID: tuple[DecodingMode, ...] = (
     *map(Entropy, (0.05, 0.1, 0.3)),
     *map(Direct, (1, 2, 4)),
     *(Direct(2, threshold) for threshold in (0.5, 0.6, 0.7)),
-    *map(Speculative, (1, 2, 4)),
-    Speculative(0, max_drafts=4),
-    Speculative(1, max_drafts=4),
-    Speculative("auto"),
     Speculative("auto", threshold=0.7),
     Speculative("auto", verify="sequential", entropy_bound=0.1),
-    Speculative(1, max_drafts=4, threshold=0.7),
-    Speculative(1, max_drafts=4, verify="sequential", entropy_bound=0.1),
-    *(Speculative(steps, 4, verify="sequential", entropy_bound=0.1, margin=0.5) for steps in (0, 1, 4)),
     *map(Remask, (0.3, 0.4, 0.5, 0.7, 0.9)),
     Edit(),
 )
@@ -38,12 +31,12 @@ def default_plans(block_size: int, *, has_mrp: bool, causal: bool = False) -> li
         with suppress(InvalidRequest):  # the block is too short for the knobs
             plan.check(block_size)
             plans += [plan] if (has_mrp or not plan.needs_mrp) and (plan.served_in_order or not causal) else []
-    return with_static_first(plans)
+    return with_lossless_first(plans)
 
 
-def with_static_first(plans: Iterable[DecodingMode]) -> list[DecodingMode]:
-    """Static, then the other plans, each once."""
-    return [Static(), *(plan for plan in dict.fromkeys(plans) if plan != Static())]
+def with_lossless_first(plans: Iterable[DecodingMode]) -> list[DecodingMode]:
+    """Static, the lossless plan of all presets, then the other plans, each once."""
+    return list(dict.fromkeys([Static(), default_mode(), *plans]))
 
 
 def parse_plan(text: str) -> DecodingMode:

@@ -10,25 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from service.decode.mode import DecodingMode
 from service.quality.calibration.pareto import is_lossless
-from service.quality.schema import Plan, PlanResult, SampledResult, Speed
+from service.quality.schema import Plan, PlanResult, SampledResult
 
-Clock = Literal["cpu", "wall"]
 #: whether an answer is right, and its digest
 _Answer = tuple[bool, str]
-_Z = NormalDist().inv_cdf(0.975)
+#: the standard normal quantile of 95 % intervals
+Z = NormalDist().inv_cdf(0.975)
 
 
 class PlanChunk(NamedTuple):
-    """A plan over the prompts from `start` on, `together` at once, at a temperature."""
+    """A plan over a chunk of prompts from `start` on, at a temperature."""
 
     plan: str
-    together: int
     start: int
     temperature: float = 0.0
 
@@ -42,8 +41,6 @@ class ChunkRecord:
     answers: list[str]
     tokens: int
     forwards: int
-    cpu_s: float
-    wall_s: float
 
 
 class Notebook:
@@ -100,9 +97,9 @@ class Estimate:
 
 def proportion(count: int, total: int) -> Estimate:
     """The proportion `count` / `total`, with Wilson's interval."""
-    value, weight = count / total, _Z * _Z / total
+    value, weight = count / total, Z * Z / total
     middle = (value + weight / 2) / (1 + weight)
-    half = _Z * math.sqrt(value * (1 - value) / total + weight / (4 * total)) / (1 + weight)
+    half = Z * math.sqrt(value * (1 - value) / total + weight / (4 * total)) / (1 + weight)
     return Estimate(value, max(0.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
 
 
@@ -110,70 +107,36 @@ def paired_difference(gained: int, lost: int, total: int) -> Estimate:
     """(`gained` - `lost`) / `total`, of the same `total` problems. Interval: Agresti and Min (2005)."""
     more, less, count = gained + 0.5, lost + 0.5, total + 2
     middle = (more - less) / count
-    half = _Z * math.sqrt(more + less - (more - less) ** 2 / count) / count
+    half = Z * math.sqrt(more + less - (more - less) ** 2 / count) / count
     value = (gained - lost) / total
     return Estimate(value, max(-1.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Two or more amounts, and the seconds that each took."""
-
-    amounts: Sequence[float]
-    seconds: Sequence[float]
-
-    @property
-    def rate(self) -> float:
-        return sum(self.amounts) / sum(self.seconds)
-
-    def without(self, piece: int) -> float:
-        amount, time = sum(self.amounts), sum(self.seconds)
-        return (amount - self.amounts[piece]) / (time - self.seconds[piece])
-
-
-def ratio_of_rates(pieces: Pieces, base: Pieces) -> Estimate:
-    """The ratio of two rates on the same pieces, with the jackknife's interval."""
-    value, count = pieces.rate / base.rate, len(pieces.amounts)
-    ratios = [pieces.without(piece) / base.without(piece) for piece in range(count)]
-    mean = sum(ratios) / count
-    half = _Z * math.sqrt((count - 1) / count * sum((ratio - mean) ** 2 for ratio in ratios))
-    return Estimate(value, max(0.0, value - half), value + half)
 
 
 # --- rows ---------------------------------------------------------------------------------------------
 
 
-def make_rows(
-    plans: Sequence[DecodingMode], records: Iterable[ChunkRecord], clock: Clock, timed: int
-) -> list[PlanResult]:
-    """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
+def make_rows(plans: Sequence[DecodingMode], records: Iterable[ChunkRecord]) -> list[PlanResult]:
+    """A row a plan, static first."""
     by_plan: dict[str, list[ChunkRecord]] = {Plan.from_mode(plan).name: [] for plan in plans}
     for record in records:
         by_plan[record.job.plan].append(record)
     static = by_plan[Plan.from_mode(plans[0]).name]
-    return [_row(plan, by_plan[Plan.from_mode(plan).name], static, clock, timed) for plan in plans]
+    return [_row(plan, by_plan[Plan.from_mode(plan).name], static) for plan in plans]
 
 
-def _row(
-    plan: DecodingMode, all_records: list[ChunkRecord], all_static: list[ChunkRecord], clock: Clock, timed: int
-) -> PlanResult:
-    records, static = _at(0.0, all_records), _at(0.0, all_static)
-    answers, static_answers, lossless = _answers(records), _answers(static), is_lossless(plan)
+def _row(plan: DecodingMode, all_records: list[ChunkRecord], all_static: list[ChunkRecord]) -> PlanResult:
+    records, lossless = _at(0.0, all_records), is_lossless(plan)
+    answers, static_answers = _answers(records), _answers(_at(0.0, all_static))
     scored = static_answers if lossless else answers
     accuracy = proportion(sum(right for right, _ in scored.values()), len(scored))
     counts = _compared(answers, static_answers) | (Estimate(0.0, 0.0, 0.0).fields("difference") if lossless else {})
-    concurrency = sorted({record.job.together for record in records})
-    full = [record for record in records if record.job.together == concurrency[-1]]
     return PlanResult(
         plan=Plan.from_mode(plan),
         lossless=lossless,
         identical=sum(digest == static_answers[index][1] for index, (_, digest) in answers.items()),
         **counts,
         **accuracy.fields("accuracy"),
-        tokens_per_forward=sum(record.tokens for record in full) / sum(record.forwards for record in full),
-        speed=[
-            _speed(_timed(records, together, timed), _timed(static, together, timed), clock) for together in concurrency
-        ],
+        tokens_per_forward=sum(record.tokens for record in records) / sum(record.forwards for record in records),
         sampled=[
             SampledResult(
                 temperature=temperature,
@@ -197,34 +160,10 @@ def _compared(answers: Mapping[int, _Answer], static: Mapping[int, _Answer]) -> 
     return {"prompts": len(pairs), "right": right, "gained": gained, "lost": lost, **difference}
 
 
-def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[ChunkRecord]:
-    """The timed chunks of a concurrency, in order."""
-    chosen = [record for record in records if record.job.together == together and record.job.start < timed]
-    return sorted(chosen, key=lambda record: record.job.start)
-
-
 def _answers(records: Sequence[ChunkRecord]) -> dict[int, _Answer]:
-    """Whether each prompt was answered right, and a digest of the answer, at the highest concurrency."""
-    highest = max(record.job.together for record in records)
+    """Whether each prompt was answered right, and a digest of the answer."""
     return {
-        record.job.start + offset: (right, answer)
+        record.job.start + offset: answer
         for record in records
-        if record.job.together == highest
-        for offset, (right, answer) in enumerate(zip(record.right, record.answers, strict=True))
+        for offset, answer in enumerate(zip(record.right, record.answers, strict=True))
     }
-
-
-def _speed(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord], clock: Clock) -> Speed:
-    pieces = _pieces(records, clock)
-    speedup = ratio_of_rates(pieces, _pieces(static, clock))
-    return Speed(
-        concurrency=records[0].job.together,
-        tokens_per_second=pieces.rate,
-        tokens_per_second_wall=_pieces(records, "wall").rate,
-        **speedup.fields("speedup"),
-    )
-
-
-def _pieces(records: Sequence[ChunkRecord], clock: Clock) -> Pieces:
-    seconds = [record.cpu_s if clock == "cpu" else record.wall_s for record in records]
-    return Pieces([record.tokens for record in records], seconds)

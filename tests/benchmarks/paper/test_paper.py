@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.paper.decoders import Answer, EngineDecoder
 from benchmarks.paper.published import PaperCell, paper_cell
+from benchmarks.paper.rates import Pieces, ratio_of_rates
 from benchmarks.paper.records import Chunk, Record
 from benchmarks.paper.report import results_of, write_plots
 from benchmarks.paper.rows import rows_for
@@ -131,3 +132,13 @@ def test_an_interrupted_run_goes_on(paper, data, tmp_path, monkeypatch, capsys):
 def test_a_wrong_option_is_one_line(paper, data, tmp_path, capsys, words, message):
     assert paper("--tasks", "mbpp", "--data", data, "--device", "cpu", "--out", tmp_path / "out", *words) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_ratio_of_rates_knows_no_noise_that_both_have() -> None:
+    """The same busy minute makes both slow."""
+    slow = [1.0, 3.0, 1.0, 2.0]
+    first, other = Pieces([20.0] * 4, slow), Pieces([10.0] * 4, slow)
+    estimate = ratio_of_rates(first, other)
+    assert estimate.value == estimate.low == estimate.high == 2.0
+    uneven = ratio_of_rates(Pieces([20.0] * 4, [1.0, 1.2, 0.9, 1.1]), Pieces([10.0] * 4, [1.0] * 4))
+    assert uneven.low < uneven.value < uneven.high

@@ -7,8 +7,8 @@ import pytest
 
 from service.decode.modes import MODES, Dynamic, Remask, Speculative, Static
 from service.engine import Engine, EngineConfig
-from service.errors import SettingsError
 from service.model import load_checkpoint
+from service.quality.calibration import measure
 from service.quality.calibration.measure import Calibration, Scope
 from service.quality.calibration.plans import default_plans
 from service.quality.calibration.prompts import PromptTask
@@ -16,7 +16,16 @@ from service.quality.calibration.records import ChunkRecord, Notebook, PlanChunk
 
 FOLDER = Path(__file__).parents[2] / "golden" / "sdar-mrp-random-a"
 PLANS = [Static(), Speculative(2), Dynamic(0.05), Remask(0.05)]
-SCOPE = Scope(concurrency=(1, 2), timed=4, max_new_tokens=12)
+SCOPE = Scope(max_new_tokens=12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def chunks():
+    """Small chunks; lossless plans answer two of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "CHUNK", 2)
+        patch.setattr(measure, "LOSSLESS_PROMPTS", 4)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +59,12 @@ def _request(number):
     return GenerationRequest(str(number), (number, 7, 9), Static(), max_new_tokens=12)
 
 
-def test_every_plan_answers_the_timed_prompts_lossless_ones_no_others(calibration):
+def test_every_plan_answers_the_first_prompts_lossless_ones_no_others(calibration):
     jobs = calibration.jobs
     static, drafted, dynamic, remask = calibration.plan_names
-    assert [job[1:3] for job in jobs if job.plan == drafted] == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2)]
+    assert [job.start for job in jobs if job.plan == drafted] == [0, 2]
     for plan in (static, dynamic, remask):
-        assert [job[1:3] for job in jobs if job.plan == plan] == [
-            (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 2), (2, 4), (2, 6)
-        ]  # fmt: skip
+        assert [job.start for job in jobs if job.plan == plan] == [0, 2, 4, 6]
     assert [job.plan for job in jobs[:4]] == calibration.plan_names  # in turns
 
 
@@ -66,7 +73,7 @@ def greedy_rows(calibration):
     """The rows of a whole run at temperature 0."""
     notebook = Notebook(None, {})
     assert list(calibration.run(notebook)) == calibration.jobs
-    return calibration.rows(notebook, "cpu")
+    return calibration.rows(notebook)
 
 
 def test_rows_have_the_counts_of_their_records(greedy_rows):
@@ -81,25 +88,22 @@ def test_rows_have_the_counts_of_their_records(greedy_rows):
     assert dynamic.right == static.right + dynamic.gained - dynamic.lost
     for row in (static, drafted, dynamic, remask):
         assert row.accuracy_low <= row.accuracy <= row.accuracy_high
-        assert [speed.concurrency for speed in row.speed] == [1, 2]
-        assert all(speed.tokens_per_second > 0 for speed in row.speed)
-    assert [speed.speedup for speed in static.speed] == [1.0, 1.0]
 
 
 @pytest.fixture(scope="module")
 def measured(engine, tasks):
-    """The rows and the notebook of a run with temperatures above 0."""
-    warm = Calibration(engine, tasks, PLANS, replace(SCOPE, temperatures=(0.1, 1.0)))
+    """The rows of a run with temperatures above 0."""
+    warm = Calibration(engine, tasks, PLANS, SCOPE._replace(temperatures=(0.1, 1.0)))
     notebook = Notebook(None, {})
     assert list(warm.run(notebook)) == warm.jobs
-    return warm.rows(notebook, "cpu"), notebook
+    return warm.rows(notebook)
 
 
 class TestTemperatures:
     """Accuracy is also measured at temperatures above 0, of the plans that a preset may allow."""
 
     def test_all_prompts_are_answered_by_static_and_what_is_near_it(self, measured):
-        (static, drafted, *lossy), notebook = measured
+        static, drafted, *lossy = measured
         assert [result.temperature for result in static.sampled] == [0.1, 1.0]
         assert drafted.sampled == []
         near = [row for row in lossy if row.difference >= -0.05]
@@ -109,42 +113,30 @@ class TestTemperatures:
             for result, plain in zip(row.sampled, static.sampled, strict=True):
                 assert result.right == plain.right + result.gained - result.lost
                 assert result.difference == pytest.approx((result.right - plain.right) / 7)
-        assert {job.together for job in notebook.records if job.temperature} == {2}
 
 
 class TestRowsOfMadeUpRecords:
-    def record(self, plan, start, right, cpu_s, answers=("a", "a")):
-        job = PlanChunk(plan, len(right), start)
-        return ChunkRecord(job, right, answers, tokens=10, forwards=5, cpu_s=cpu_s, wall_s=2 * cpu_s)
+    def record(self, plan, start, right, answers=("a", "a")):
+        return ChunkRecord(PlanChunk(plan, start), right, answers, tokens=10, forwards=5)
 
-    def test_pairs_and_rates(self):
+    def test_pairs_and_tokens(self):
         static, dynamic = "static tokens_per_step=1", "dynamic threshold=0.5"
         records = [
-            self.record(static, 0, [True, False], 1.0),
-            self.record(dynamic, 0, [False, True], 0.5, answers=["a", "b"]),
-            self.record(static, 2, [True, True], 1.0),
-            self.record(dynamic, 2, [False, True], 0.5),
-            self.record(static, 4, [True, True], 99.0),  # not timed
-            self.record(dynamic, 4, [True, True], 1.0),
+            self.record(static, 0, [True, False]),
+            self.record(dynamic, 0, [False, True], answers=["a", "b"]),
+            self.record(static, 2, [True, True]),
+            self.record(dynamic, 2, [False, True]),
+            self.record(static, 4, [True, True]),
+            self.record(dynamic, 4, [True, True]),
         ]
-        first, second = make_rows([Static(), Dynamic(0.5)], records, "cpu", 4)
+        _, second = make_rows([Static(), Dynamic(0.5)], records)
         assert (second.gained, second.lost, second.identical) == (1, 2, 5)
         assert second.difference == pytest.approx(-1 / 6)
         assert second.tokens_per_forward == 2.0
-        assert (first.speed[0].tokens_per_second, second.speed[0].tokens_per_second) == (10.0, 20.0)
-        assert second.speed[0].speedup == 2.0
-        assert second.speed[0].tokens_per_second_wall == 10.0
-        assert make_rows([Static(), Dynamic(0.5)], records, "wall", 4)[1].speed[0].tokens_per_second == 10.0
 
 
-class TestScope:
-    def test_two_chunks_at_least(self):
-        with pytest.raises(SettingsError, match="concurrency is 3, allowed is at most half the timed prompts, 2"):
-            replace(SCOPE, concurrency=(3,)).check(4)
-
-
-ABOUT = {"plans": ["a"], "timed": 4}
-RECORD = ChunkRecord(PlanChunk("a", 1, 0), [True], ["x"], tokens=3, forwards=3, cpu_s=0.5, wall_s=0.5)
+ABOUT = {"plans": ["a"], "prompts": 4}
+RECORD = ChunkRecord(PlanChunk("a", 0), [True], ["x"], tokens=3, forwards=3)
 
 
 class TestNotebook:
@@ -158,23 +150,23 @@ class TestNotebook:
         path = tmp_path / "partial"
         Notebook(path, ABOUT).add(RECORD)
         with path.open("a") as file:
-            file.write('{"job": ["a", 1')
+            file.write('{"job": ["a"')
         resumed = Notebook(path, ABOUT)
         assert len(resumed.records) == 1
-        resumed.add(replace(RECORD, job=PlanChunk("a", 1, 1)))
+        resumed.add(replace(RECORD, job=PlanChunk("a", 1)))
         assert len(Notebook(path, ABOUT).records) == 2
 
 
 class TestGrid:
     def test_has_every_mode_static_first_nothing_twice(self):
         plans = default_plans(16, has_mrp=True)
-        assert plans[0] == Static()
+        assert plans[:2] == [Static(), Speculative()]
         assert len(set(plans)) == len(plans)
         assert {plan.name for plan in plans} == set(MODES)
 
     def test_without_mrp_and_in_small_blocks_only_what_runs(self):
         assert not any(plan.needs_mrp for plan in default_plans(16, has_mrp=False))
-        assert Speculative(0, max_drafts=4) in default_plans(16, has_mrp=False)
+        assert Speculative() in default_plans(16, has_mrp=False)
         assert not any(plan.name == "edit" for plan in default_plans(16, has_mrp=False, causal=True))
         for plan in default_plans(2, has_mrp=True):
             plan.check(2)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from service.quality.calibration.records import Pieces, paired_difference, proportion, ratio_of_rates
+from service.quality.calibration.records import paired_difference, proportion
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,3 @@ def test_the_paired_interval_holds_what_it_says() -> None:
         estimate = paired_difference(kinds.count("gained"), kinds.count("lost"), 300)
         covered += estimate.low <= -0.02 <= estimate.high
     assert 925 <= covered <= 985
-
-
-def test_a_ratio_of_rates_knows_no_noise_that_both_have() -> None:
-    """The same busy minute makes both slow."""
-    slow = [1.0, 3.0, 1.0, 2.0]
-    first, other = Pieces([20.0] * 4, slow), Pieces([10.0] * 4, slow)
-    estimate = ratio_of_rates(first, other)
-    assert estimate.value == estimate.low == estimate.high == 2.0
-    uneven = ratio_of_rates(Pieces([20.0] * 4, [1.0, 1.2, 0.9, 1.1]), Pieces([10.0] * 4, [1.0] * 4))
-    assert uneven.low < uneven.value < uneven.high
