@@ -296,8 +296,9 @@ def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> tuple[Mode, tupl
     """The mode of a request with its knobs, and the plans of the preset that it names."""
     if body.quality is not None:
         plans = card.quality.plans_for(body.quality, body.temperature)
+        first, *_ = plans
         modes = tuple(MeasuredMode(plan.decoding_mode, plan.tokens_per_forward) for plan in plans)
-        return modes[0].mode, modes if len(modes) > 1 else ()
+        return make_mode(first.mode, first.knobs), modes if len(modes) > 1 else ()
     mode = body.mode or card.default_mode
     return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs}), ()
 

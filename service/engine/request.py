@@ -135,7 +135,7 @@ class Sharing(Data, frozen=True):
 class MeasuredMode(Data, frozen=True):
     """A plan of a preset. `tokens_per_forward`: its tokens per backbone forward, measured for the checkpoint."""
 
-    mode: Mode
+    mode: AnyMode
     tokens_per_forward: float = 1.0
 
 
