@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from service.decode.modes import Static
-from service.engine.request import SamplingParams, Stats
+from service.decode.modes import Dynamic, Static
+from service.engine.request import MeasuredMode, SamplingParams, Stats
 from service.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -159,6 +159,18 @@ async def test_a_second_failed_engine_quarantines_the_request(scripts):
 async def test_without_failovers_the_client_gets_the_engines_error():
     with pytest.raises(EngineFailed):
         await Attempts([FAILED], max_failovers=0).items()
+
+
+async def test_a_further_attempt_goes_on_with_the_plan_that_has_begun():
+    """Before the first block any plan of the preset may still be chosen."""
+    plans = (MeasuredMode(Static()), MeasuredMode(Dynamic(0.5)))
+    begun = Chunk(0, "a", (10, 20), Stats(decoded_tokens=2, mode=Dynamic(0.5)))
+    backend = Attempts([LOST], [begun, LOST], [LAST, ENDING])
+    asked = replace(request(), plans=plans)
+    async with aclosing(pipeline(backend, backend.policy).stream(asked, uncharged())) as items:  # type: ignore[arg-type]
+        assert [item async for item in items]
+    attempts = [(attempt.mode, attempt.plans) for attempt in backend.requests]
+    assert attempts == [(Static(), plans), (Static(), plans), (Dynamic(0.5), ())]
 
 
 async def test_the_backend_gets_every_error_of_an_attempt():

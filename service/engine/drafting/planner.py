@@ -96,11 +96,12 @@ class DraftPlanner:
 
     def _preset(self, plans: tuple[MeasuredMode, ...]) -> PlanChoice:
         if plans not in self._presets:
-            choice = PlanChoice(len(plans), lambda plan, count: self._mode_gain(plans[plan], count), range(len(plans)))
+            gain = self.expected_mode_gain
+            choice = PlanChoice(len(plans), lambda plan, count: gain(plans[plan], count), range(len(plans)))
             self._presets[plans] = self._clock.add(choice)
         return self._presets[plans]
 
-    def _mode_gain(self, plan: MeasuredMode, num_running: int) -> float:
+    def expected_mode_gain(self, plan: MeasuredMode, num_running: int) -> float:
         """The expected log of a mode's tokens a second over those of `static`, by the table."""
         mode, costs = plan.mode, self.costs()
         if leaves_drafts_open(mode) or not mode.needs_mrp or costs.mrp is None:

@@ -7,11 +7,12 @@ import pytest
 
 from service.decode.block import MASKED, Block, Pick, Step
 from service.decode.mode import DecodingMode
-from service.decode.modes import Dynamic, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Speculative, Static
 from service.decode.policy import Prediction, Refine
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.planner import DRAFTS, PLAIN, REFINED, DraftPlanner, RequestDrafts
 from service.engine.lookahead import DraftsAhead
+from service.engine.request import GenerationRequest, MeasuredMode
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, request_of
 from tests.plans import use_plan
 
@@ -229,3 +230,39 @@ class TestPlans:
                 now += 1.0
             planner.end([])
         assert planner.plan == PLAIN
+
+
+class TestPresets:
+    PLANS = (MeasuredMode(AUTO, 1.3), MeasuredMode(Dynamic(0.5), 1.5), MeasuredMode(Direct(2), 2.6))
+
+    def test_requests_come_to_start_with_the_fastest_plan(self) -> None:
+        """By the clock, not by tokens per forward: `direct` has the most, in steps that take three times as long."""
+        now, costs = 0.0, StepCosts(FREE_ROWS.backbone, FREE_ROWS.mrp)
+        planner = DraftPlanner(costs, 256, clock=lambda: now)
+        work = {AUTO: (1, 1.0), Dynamic(0.5): (2, 1.2), Direct(2): (3, 3.0)}
+        running: list[tuple[RequestDrafts, DecodingMode, int]] = []
+        for step in range(600):
+            while len(running) < 4:
+                request = planner.with_plan(GenerationRequest("x", (1,), AUTO, plans=self.PLANS))
+                drafts = planner.plan_drafts(request, uses_mrp=planner.starts_with_mrp(request))
+                running.append((drafts, request.mode, step + 12 + len(running)))
+            planner.begin(4)
+            for drafts, mode, _ in running:
+                drafts.record(1, verified([], work[mode][0]))
+            now += max(work[mode][1] for _, mode, _ in running)
+            planner.end([])
+            for drafts, _, end in running:
+                if end <= step:
+                    drafts.end()
+            running = [one for one in running if one[2] > step]
+        assert [mode for _, mode, _ in running].count(Dynamic(0.5)) >= 3
+
+    def test_tokens_per_forward_and_the_table_say_what_to_try_first(self) -> None:
+        costs = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 5.0), (256, 5.0))))
+        planner = DraftPlanner(costs, 256)
+        gains = [planner.expected_mode_gain(plan, 1) for plan in self.PLANS]
+        assert gains == pytest.approx([log(1.3), log(1.5), log(1.3)])
+
+    def test_a_request_with_one_mode_keeps_it(self) -> None:
+        request = request_of("x", [1], Static())
+        assert DraftPlanner(FREE_ROWS, 256).with_plan(request) is request

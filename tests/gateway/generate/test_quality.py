@@ -15,13 +15,19 @@ from service.quality.schema import write_quality
 from tests.gateway import apis
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import ask, body, essence, frames, refused
-from tests.gateway.helpers import assert_shape, over
+from tests.gateway.helpers import assert_shape, over, page
+from tests.plans import use_plan
 from tests.quality.made_up import made_up_file
 
-PLANS = {
-    "lossless": {"mode": "static", "knobs": {"tokens_per_step": 1}},
-    "balanced": {"mode": "remask", "knobs": {"threshold": 0.5}},
-    "fast": {"mode": "dynamic", "knobs": {"threshold": 0.5}},
+#: the plans of each quality in the made-up file
+AUTO = {"mode": "speculative", "knobs": {"mrp_steps": "auto"}}
+PRESETS = {
+    "lossless": [AUTO],
+    "balanced": [
+        AUTO,
+        *({"mode": mode, "knobs": {"threshold": at}} for mode, at in (("dynamic", 0.9), ("remask", 0.5))),
+    ],
+    "fast": [AUTO, {"mode": "dynamic", "knobs": {"threshold": 0.5}}],
 }
 
 
@@ -40,19 +46,30 @@ async def presets(make_generator: MakeGenerator, calibrated: Checkpoint) -> Asyn
 
 
 class TestGenerate:
-    @pytest.mark.parametrize("quality", PLANS)
-    async def test_a_quality_runs_and_names_the_plan_of_its_preset(self, presets, quality):
-        plan = PLANS[quality]
+    @pytest.mark.parametrize(
+        ("quality", "number"), [(quality, number) for quality, plans in PRESETS.items() for number in range(len(plans))]
+    )
+    async def test_an_answer_names_the_plan_that_ran(self, make_generator, calibrated, monkeypatch, quality, number):
+        use_plan(monkeypatch, number)
+        plan = PRESETS[quality][number]
+        async with over(make_generator("r0", calibrated)) as presets:
+            await self._check(presets, quality, plan)
+
+    async def _check(self, presets, quality, plan):
         answer = await ask(presets, body(mode=None, quality=quality, seed=3))
         assert {name: answer[name] for name in ("mode", "knobs")} == plan
         explicit = body(mode=plan["mode"], seed=3) | plan["knobs"]
         assert essence(answer) == essence(await ask(presets, explicit))
         *_, (_, done) = await frames(presets, body(mode=None, quality=quality, seed=3))
         assert {name: done[name] for name in ("mode", "knobs")} == plan
+        count = await page(presets)
+        name = " ".join([plan["mode"], *(f"{knob}={value}" for knob, value in plan["knobs"].items())])
+        assert count("mrp_request_quality_total", quality=quality, plan=name) == 2
+        assert count("mrp_request_quality_total") == 2
 
     async def test_a_temperature_that_was_not_measured_is_lossless(self, presets):
         answer = await ask(presets, body(mode=None, quality="fast", temperature=0.5, seed=3))
-        assert {name: answer[name] for name in ("mode", "knobs")} == PLANS["lossless"]
+        assert {name: answer[name] for name in ("mode", "knobs")} == AUTO
 
     async def test_a_threshold_alone_verifies_dynamic_and_the_answer_says_so(self, http):
         answer = await ask(http, body(mode=None, threshold=0.5, seed=1))
@@ -98,13 +115,16 @@ class TestModels:
         listed = (await presets.get("/v1/models")).json()
         assert_shape(Models, listed)
         quality = listed["data"][0]["quality"]
-        assert quality["presets"] == PLANS
-        assert quality["bands"] == {name: [plan | {"up_to": None}] for name, plan in PLANS.items()}
-        assert quality["load"] == 1.0
+        listed = {
+            name: [{field: plan[field] for field in ("mode", "knobs")} for plan in plans]
+            for name, plans in quality["presets"].items()
+        }
+        assert listed == PRESETS
+        assert [plan["tokens_per_forward"] for plan in quality["presets"]["fast"]] == [1.1, 2.6]
         assert quality["missing"] is None
         assert quality["measured"]["scorer"] == "exact"
         assert [row["plan"]["mode"] for row in quality["frontier"]] == [
-            "static", "dynamic", "remask", "dynamic", "dynamic"
+            "speculative", "dynamic", "remask", "dynamic", "dynamic"
         ]  # fmt: skip
 
     async def test_models_without_presets_have_the_reason(self, http):
@@ -119,13 +139,13 @@ class TestModels:
 class TestLoading:
     def test_a_broken_file_is_an_error(self, make_generator, calibrated):
         (calibrated.path / "quality.json").write_text('{"version": 7}', "utf-8")
-        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 3: version"):
+        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 4: version"):
             make_generator("r0", calibrated)
 
     async def test_the_setting_names_another_file(self, make_generator, calibrated, tmp_path):
         (calibrated.path / "quality.json").rename(tmp_path / "mine.json")
         async with over(make_generator("r0", calibrated, quality_file=tmp_path / "mine.json")) as http:
-            assert (await ask(http, body(mode=None, quality="fast")))["mode"] == "dynamic"
+            assert (await ask(http, body(mode=None, quality="fast")))["mode"] == "speculative"
         with pytest.raises(CheckpointError, match="cannot be read"):
             make_generator("r0", calibrated, quality_file=tmp_path / "other.json")
 
@@ -134,6 +154,6 @@ class TestOpenAi:
     @pytest.mark.parametrize(("path", "request_"), [(apis.COMPLETIONS, apis.completion), (apis.CHAT, apis.chat)])
     async def test_openais_routes_have_qualities(self, presets, path, request_):
         [choice] = (await apis.ask(presets, path, request_(quality="fast")))["choices"]
-        assert {name: choice["stats"][name] for name in ("mode", "knobs")} == PLANS["fast"]
+        assert {name: choice["stats"][name] for name in ("mode", "knobs")} in PRESETS["fast"]
         detail = await apis.refused(presets, path, request_(quality="fast", mrp_steps=2))
         assert detail["param"] == "quality"

@@ -101,7 +101,7 @@ export function initial(model) {
 /** The default mode: by the calibration's lossless plan for one request, else with the steps that MRP was trained for. */
 function firstPlan(model) {
   const mode = model.default_mode;
-  const [lone] = model.quality.measured ? model.quality.bands.lossless : [];
+  const [lone] = model.quality.measured ? model.quality.presets.lossless : [];
   if (lone?.mode === mode) return { mode, knobs: lone.knobs };
   const steps = model.mode_info[mode].knobs.mrp_steps && model.mrp?.default_steps;
   return { mode, knobs: steps ? { mrp_steps: steps } : {} };

@@ -1,6 +1,6 @@
-// The calibration's frontier at a load: accuracy against tokens a second, a point for each plan. A plan can be picked.
+// The calibration's frontier: accuracy against tokens a forward, a point for each plan. A plan can be picked.
 
-import { el, svg, unique } from "./dom.js";
+import { el, svg } from "./dom.js";
 import { named, same } from "./plan.js";
 
 const WIDTH = 480, HEIGHT = 270, LEFT = 52, RIGHT = 18, TOP = 26, LOW = 42;
@@ -8,56 +8,25 @@ const WIDTH = 480, HEIGHT = 270, LEFT = 52, RIGHT = 18, TOP = 26, LOW = 42;
 /** Draws the frontier of a model. `pick(plan)`: a point was chosen. */
 export class Frontier {
   constructor(root, model, pick) {
-    Object.assign(this, { root, model, pick, loads: model.quality.measured?.concurrency ?? [], group: unique("load") });
-    this.at = this.loads.at(-1);
+    Object.assign(this, { root, model, pick });
+    this.rows = [...model.quality.frontier].sort((one, other) => one.tokens_per_forward - other.tokens_per_forward);
   }
 
   /** Draws it with the chosen plans marked. */
   draw(plans) {
     const { measured, missing } = this.model.quality;
-    this.plans = plans;
-    this.rows = this.#best();
-    const loads = this.loads.length > 1 ? el("div", { class: "segments", role: "group", "aria-label": "Requests together" }, this.loads.map((load) => this.#load(load))) : "";
-    if (!this.rows.length) return this.root.replaceChildren(loads, el("p", { class: "summary", text: missing ?? "The calibration has no frontier at this load." }));
-    const speeds = this.rows.map((row) => this.#speed(row));
-    this.most = Math.max(...speeds) * 1.08;
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "frontier", role: "img", "aria-label": "Accuracy against tokens a second; the list beside it has the same plans" },
+    if (!this.rows.length) return this.root.replaceChildren(el("p", { class: "summary", text: missing ?? "The calibration has no frontier." }));
+    this.most = Math.max(...this.rows.map((row) => row.tokens_per_forward)) * 1.08;
+    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "frontier", role: "img", "aria-label": "Accuracy against tokens a forward; the list beside it has the same plans" },
       this.#axes(), this.#line(), this.rows.map((row, number) => this.#point(row, number, this.#chosen(row, plans))));
     this.root.replaceChildren(
-      loads,
       el("div", { class: "measured" }, picture, el("ol", {}, this.rows.map((row, number) => this.#entry(row, number, this.#chosen(row, plans))))),
-      el("p", { class: "summary", text: `Measured ${measured.at} on ${measured.prompts} prompts (${measured.scorer}), ${measured.device}, ${measured.dtype}, ${together(this.at)}. Choose a point to try its plan.` }),
+      el("p", { class: "summary", text: `Measured ${measured.at} on ${measured.prompts} prompts (${measured.scorer}), ${measured.dtype}. The engine runs the fastest plan of a quality by its own clock. Choose a point to try its plan.` }),
     );
-  }
-
-  /** The plans on the frontier of the load, the fastest last. */
-  #best() {
-    const best = this.model.quality.frontier.filter((row) => this.#at(row).on_frontier);
-    return best.sort((one, other) => this.#speed(one) - this.#speed(other));
-  }
-
-  #load(load) {
-    const id = unique("load");
-    const turn = () => {
-      this.at = load;
-      this.draw(this.plans);
-      this.root.querySelector("input:checked").focus();
-    };
-    const input = el("input", { type: "radio", name: this.group, id, value: load, onchange: turn });
-    input.checked = load === this.at;
-    return el("span", {}, input, el("label", { for: id, text: together(load) }));
   }
 
   #chosen(row, plans) {
     return plans.some((plan) => same(plan, row.plan, this.model));
-  }
-
-  #at(row) {
-    return row.speed.find((one) => one.concurrency === this.at);
-  }
-
-  #speed(row) {
-    return this.#at(row).tokens_per_second;
   }
 
   #x(speed) {
@@ -77,18 +46,18 @@ export class Frontier {
         svg("text", { x: LEFT - 8, y: this.#y(level) + 4, class: "tick end", text: `${level * 100} %` }),
       ]),
       ...speeds.map((speed) => svg("text", { x: this.#x(speed), y: HEIGHT - LOW + 18, class: "tick middle", text: speed.toLocaleString("en") })),
-      svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, class: "tick middle", text: "tokens a second" }),
+      svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, class: "tick middle", text: "tokens a forward" }),
       svg("text", { x: 2, y: 10, class: "tick", text: "accuracy" }),
     ];
   }
 
   #line() {
-    const points = this.rows.map((row) => `${this.#x(this.#speed(row))},${this.#y(row.accuracy)}`);
+    const points = this.rows.map((row) => `${this.#x(row.tokens_per_forward)},${this.#y(row.accuracy)}`);
     return svg("polyline", { points: points.join(" "), class: "front" });
   }
 
   #point(row, number, chosen) {
-    const [x, y] = [this.#x(this.#speed(row)), this.#y(row.accuracy)];
+    const [x, y] = [this.#x(row.tokens_per_forward), this.#y(row.accuracy)];
     return svg("g", { class: `point${chosen ? " chosen" : ""}`, onclick: () => this.pick(row.plan) },
       svg("title", { text: named(row.plan) }),
       this.#presets(row).length ? svg("circle", { cx: x, cy: y, r: 14, class: "ring" }) : null,
@@ -97,18 +66,16 @@ export class Frontier {
   }
 
   #entry(row, number, chosen) {
-    const speed = Math.round(this.#speed(row)).toLocaleString("en");
     return el("li", {}, el("button", { type: "button", class: "entry", "aria-pressed": String(chosen), onclick: () => this.pick(row.plan) },
       el("span", { class: "number", text: String(number + 1) }),
       el("span", {}, el("b", { text: named(row.plan) }), this.#presets(row).map((name) => el("em", { text: name })),
-        el("small", { text: `accuracy ${(row.accuracy * 100).toFixed(1)} %, ${speed} tokens a second, ${row.tokens_per_forward.toFixed(2)} a forward` }))));
+        el("small", { text: `accuracy ${(row.accuracy * 100).toFixed(1)} %, ${row.tokens_per_forward.toFixed(2)} tokens a forward` }))));
   }
 
-  /** The names of the presets that are this plan at the load. */
+  /** The names of the presets that have this plan. */
   #presets(row) {
-    const named = Object.entries(this.model.quality.bands).map(([name, bands]) => [name, bands.find((band) => band.up_to === null || this.at <= band.up_to)]);
-    return named.filter(([, plan]) => same(plan, row.plan, this.model)).map(([name]) => name);
+    return Object.entries(this.model.quality.presets)
+      .filter(([, plans]) => plans.some((plan) => same(plan, row.plan, this.model)))
+      .map(([name]) => name);
   }
 }
-
-const together = (load) => (load === 1 ? "1 request" : `${load} requests together`);

@@ -11,9 +11,9 @@ export function named(plan) {
 /** A plan as fields of a request. */
 export const fields = (plan) => (plan.quality ? { quality: plan.quality } : { mode: plan.mode, ...plan.knobs });
 
-/** The mode and knobs that run, also for a quality; knobs that are not set have the mode's defaults. */
+/** The mode and knobs that run, of a quality those of its first plan; knobs that are not set have the mode's defaults. */
 export function resolved(plan, model) {
-  const { mode, knobs } = plan.quality ? model.quality.presets[plan.quality] : plan;
+  const { mode, knobs } = plan.quality ? model.quality.presets[plan.quality][0] : plan;
   return { mode, knobs: { ...model.defaults[mode], ...knobs } };
 }
 
@@ -66,15 +66,15 @@ export class PlanPicker {
   }
 
   #drawQualities() {
-    const { presets, bands, missing } = this.model.quality;
+    const { presets, missing } = this.model.quality;
     const group = unique("quality");
     this.qualities.replaceChildren(
-      ...Object.entries(presets).map(([name, plan]) => {
+      ...Object.entries(presets).map(([name, plans]) => {
         const id = unique(name);
         const input = el("input", { type: "radio", name: group, id, value: name, onchange: () => this.#changed({ quality: name }) });
         input.checked = name === this.value.quality;
-        const shown = bands[name].length > 1 ? `${named(plan)}, now` : named(plan);
-        return el("span", { class: "choice" }, input, el("label", { for: id, title: loads(bands[name]) }, el("b", { text: name }), el("small", { text: shown })));
+        const shown = plans.length > 1 ? `the fastest of ${plans.length} plans` : named(plans[0]);
+        return el("span", { class: "choice" }, input, el("label", { for: id, title: plans.map(named).join("\n") }, el("b", { text: name }), el("small", { text: shown })));
       }),
       missing ? el("p", { class: "summary", text: `No other quality: ${missing}` }) : "",
     );
@@ -119,11 +119,6 @@ export class PlanPicker {
   }
 }
 
-/** The plan of every load, a line each. */
-function loads(bands) {
-  return bands.map((band) => `${named(band)}: ${band.up_to === null ? "more requests" : `up to ${band.up_to} requests`}`).join("\n");
-}
-
 function range(knob, least) {
   const from = knob.exclusive_minimum !== null ? `above ${least}` : `from ${least}`;
   return knob.maximum === null ? from : `${from} to ${knob.maximum}`;
@@ -132,6 +127,6 @@ function range(knob, least) {
 const number = (text) => (text.trim() === "" || Number.isNaN(Number(text)) ? text.trim() : Number(text));
 
 function resolvedOr(plan, model) {
-  const { mode, knobs } = plan.quality ? model.quality.presets[plan.quality] : plan;
+  const { mode, knobs } = plan.quality ? model.quality.presets[plan.quality][0] : plan;
   return { mode, knobs: { ...knobs } };
 }
