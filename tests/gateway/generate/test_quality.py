@@ -119,7 +119,7 @@ class TestModels:
 class TestLoading:
     def test_a_broken_file_is_an_error(self, make_generator, calibrated):
         (calibrated.path / "quality.json").write_text('{"version": 7}', "utf-8")
-        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 3: version"):
+        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 4: version"):
             make_generator("r0", calibrated)
 
     async def test_the_setting_names_another_file(self, make_generator, calibrated, tmp_path):
