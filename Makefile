@@ -35,7 +35,7 @@ $(stamp): pyproject.toml constraints.txt
 serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
 	$(bin)/mrp-serve serve $(ARGS)
 
-# The plans of each `quality` on the demo, and their picture: after every change of the checkpoint or of a mode. 10 minutes of a core.
+# The plans of each `quality` on the demo, and their picture: after every change of the checkpoint or of a mode. Half an hour of a core.
 calibrate: $(stamp)  ## measure what the qualities mean on the demo
 	$(bin)/mrp-serve calibrate $(ARGS)
 	$(bin)/python -m dev.pictures frontier --out docs
