@@ -164,8 +164,8 @@ async def test_without_failovers_the_client_gets_the_engines_error():
 async def test_a_further_attempt_goes_on_with_the_plan_that_has_begun():
     """Before the first block any plan of the preset may still be chosen."""
     plans = (MeasuredMode(Static()), MeasuredMode(Dynamic(0.5)))
-    begun = Chunk(0, "a", (10, 20), Stats(decoded_tokens=2, mode=Dynamic(0.5)))
-    backend = Attempts([LOST], [begun, LOST], [LAST, ENDING])
+    chunk = Chunk(0, "a", (10, 20), Stats(decoded_tokens=2, mode=Dynamic(0.5)))
+    backend = Attempts([LOST], [chunk, LOST], [LAST, ENDING])
     asked = replace(request(), plans=plans)
     async with aclosing(pipeline(backend, backend.policy).stream(asked, uncharged())) as items:  # type: ignore[arg-type]
         assert [item async for item in items]

@@ -1,8 +1,9 @@
-"""The fastest of a few plans, by the engine's clock: the one with the most tokens a second at the present load.
+"""The fastest of a few plans, by the engine's clock: the plan with the most tokens a second at the present load.
 
 A model of costs does not see the host, mixed steps, or what else runs on the machine. The clock sees them all. Each
-load has a best plan, at first plan 0. The others are its rivals. A trial of a rival follows right after steps of the
-best plan and is compared with them alone, so drift and content cancel. The time that trials lose is bounded.
+load has a best plan: at first plan 0, or a plan that is expected to be much faster. The other plans are its rivals. A
+trial of a rival follows right after steps of the best plan. It is compared with them alone, so drift and content
+cancel. The time that trials lose is bounded.
 
 This file knows no tensors, no requests and no prices.
 """
@@ -19,21 +20,22 @@ _FRESH = 1 / 16
 #: A load is a rounded log2 of the running requests. It changes where their mean is farther than `_PLAY` from its
 #: middle. If they jump by more than `_JUMP` it changes at once.
 _PLAY, _JUMP = 0.75, 1.5
-#: the request-steps before a trial, with which it is compared: with few requests fewer, in so many steps
+#: the request-steps before a trial, with which it is compared, and the least and the most steps of them
 _REQUEST_STEPS, _LEAST_STEPS, _MOST_STEPS = 64, 3, 24
 #: A trial ends after n request-steps, `_EARLY` at least, if its log ratio is farther than _DOUBT / sqrt(n) from 0. Near
 #: ties cost little. They last `_TIE` times as long as the steps before them.
 _EARLY, _DOUBT, _TIE = 16, 1.2, 4
 #: steps after a change of plan that count for no plan, since they began under the other one
 _BETWEEN = 2
-#: the log ratio with which a rival becomes the best plan
-_BETTER = 0.02
+#: the log ratio with which a rival becomes the best plan; the expected one with which a plan begins as the best one,
+#: and the weight of that, in trials, when plan 0 is tried soon after
+_BETTER, _HOPE, _HOPE_WEIGHT = 0.02, 0.1, 0.1
 #: The time that a rival's trials may lose, as a share of the time between them. Between two trials are at least
-#: `_PAUSE` times the last one's seconds, twice as much after each trial that changed nothing, `_DOUBLINGS` times at
-#: most, and at most `_LONGEST_S` seconds.
+#: `_PAUSE` times the seconds of the last trial. Each trial that changes nothing doubles this, `_DOUBLINGS` times at
+#: most. The limit is `_LONGEST_S` seconds.
 _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
-#: A step that takes so many times as long as the mean step counts for no plan, since the machine has paused. Of several
-#: in a row only the first one does not count.
+#: A step longer than `_LONGEST_STEP` mean steps counts for no plan, since the machine has paused. Of several in a row
+#: only the first one does not count.
 _LONGEST_STEP = 4.0
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
@@ -78,8 +80,8 @@ class _Progress:
 class _Rival:
     """A plan beside the best one. `ratio`: the log of its progress over the best plan's, the mean of its trials.
 
-    `weight`: of these, in trials, the last ones most. `due_s`: seconds at its load until the next trial.
-    `unchanged`: the last trials in a row that changed nothing.
+    `weight`: the number of these trials, where earlier ones count less; 0: none, so `ratio` is expected. `due_s`: the
+    seconds at its load until the next trial. `unchanged`: the last trials in a row that changed nothing.
     """
 
     ratio: float
@@ -96,7 +98,7 @@ class _Rival:
         self.ratio += (ratio - self.ratio) / self.weight
 
     def wait(self, spent_s: float) -> None:
-        """Until the next trial, after one that took so many seconds."""
+        """Sets the time until the next trial. `spent_s`: the seconds of the last trial."""
         due_s = max(_PAUSE * spent_s, _lost_s(self.ratio, spent_s) / _LOSS)
         self.due_s = min(due_s * 2**self.unchanged, _LONGEST_S)
         self.unchanged = min(self.unchanged + 1, _DOUBLINGS)
@@ -121,7 +123,11 @@ class _Load:
     def judge(self, plan: int, ratio: float, spent_s: float) -> None:
         """A trial of a plan is over. Perhaps it is the best plan from now on, and the former one its first rival."""
         rival = self.rivals[plan]
+        before = rival.ratio
         rival.count(ratio)
+        if not plan:  # what is expected of the others is relative to plan 0
+            for other in self.rivals.values():
+                other.ratio += 0.0 if other.weight else rival.ratio - before
         if rival.ratio <= _BETTER:
             rival.wait(spent_s)
             return
@@ -169,18 +175,22 @@ class PlanChoice:
 
     def _new_load(self, level: int) -> _Load:
         near = min(self._loads, key=lambda other: abs(other - level), default=None)
-        rivals = {}
+        ratios = [0.0]
         for plan in range(1, self.num_plans):
             ratio = self._prior(plan, 1 << level)
             if near is not None:
                 ratio += _NEIGHBOUR * (self._loads[near].ratio(plan) - self._prior(plan, 1 << near))
-            rivals[plan] = _Rival(ratio)
-        return _Load(0, rivals)
+            ratios.append(ratio)
+        best = ratios.index(max(ratios)) if max(ratios) > _HOPE else 0
+        rivals = {plan: _Rival(ratio - ratios[best]) for plan, ratio in enumerate(ratios) if plan != best}
+        if best:
+            rivals[0].weight = _HOPE_WEIGHT  # its trial does not wait for what it is expected to lose
+        return _Load(best, rivals)
 
     def due(self, seconds: float, trial_s: float) -> int | None:
         """The plan whose trial is due, the most hopeful first.
 
-        `seconds`: those of the best plan's last step. `trial_s`: the usual ones of a trial.
+        `seconds`: the time of the best plan's last step. `trial_s`: the usual seconds of a trial.
         """
         for rival in self.load.rivals.values():
             rival.due_s -= seconds

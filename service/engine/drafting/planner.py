@@ -41,9 +41,9 @@ _FRESH, _REFRESH = 1 / 16, 8
 _FILLED_SHARE = 0.5
 #: the share of requests that an MRP forward refines
 _REFINED_SHARE = 0.6
-#: The expected gain of a plan before its first trial, measured on the demo (dev/lab/performance-log.md): a tree gives
-#: _GAIN * log2(1 + states) more steps per forward, with MRP in blocks of 8 `_REFINED_GAIN` times as many. In smaller
-#: blocks and in trees of fewer states than `_SMALL` MRP gains less.
+#: The expected gain of a plan before its first trial, measured on the demo (dev/lab/performance-log.md). A tree gives
+#: _GAIN * log2(1 + states) more steps per forward. With MRP in blocks of 8 the factor `_REFINED_GAIN` comes on top. In
+#: smaller blocks and in trees of fewer states than `_SMALL` MRP gains less.
 _GAIN, _REFINED_GAIN, _SMALL, _SIZES = 0.45, 1.35, 4, (1, 2, 4, 8, 16)
 
 #: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
@@ -102,7 +102,7 @@ class DraftPlanner:
         return self._presets[plans]
 
     def expected_mode_gain(self, plan: MeasuredMode, num_running: int) -> float:
-        """The expected log of a mode's tokens a second over those of `static`, by the table."""
+        """The expected log of a mode's tokens a second over `static`'s, by the table."""
         mode, costs = plan.mode, self.costs()
         if leaves_drafts_open(mode) or not mode.needs_mrp or costs.mrp is None:
             return log(plan.tokens_per_forward)
@@ -152,7 +152,7 @@ class DraftPlanner:
         self._clock.idle()
 
     def begin(self, num_running: int, prompt_rows: int = 0) -> None:
-        """A step begins of so many requests. `prompt_rows`: its rows of prompts."""
+        """A step of the running requests begins. `prompt_rows`: its rows of prompts."""
         self.work = StepWork(max(1, num_running), prompt_rows)
         self._steps += 1
 

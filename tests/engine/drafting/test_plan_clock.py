@@ -181,7 +181,7 @@ def test_a_new_load_takes_over_half_of_what_its_neighbour_has_learned() -> None:
 
 
 def test_a_fixed_plan_is_tried_once_most_requests_started_with_it() -> None:
-    service = Service([1.0, 1.5], fixed=(1,))
+    service = Service([1.0, 1.5], fixed=(1,), prior=lambda *_: 0.0)
     while service.choice.plan == 0:
         service.run(1)
     assert service.choice.started[1] >= 6
@@ -213,3 +213,18 @@ def test_a_clock_that_stands_still_ends_nothing() -> None:
     for _ in range(100):
         clock.end(1, 1, 1)
     assert choice.plan in {0, 1}
+
+
+def test_a_plan_that_is_expected_to_be_much_faster_runs_from_the_start_and_plan_0_is_tried_soon() -> None:
+    service = Service([1.0, 0.8], prior=lambda *_: 0.5)
+    service.run(40)
+    assert service.plans[0] == 1
+    assert service.choice.load.best == 0
+    assert service.plans.count(1) < 20
+
+
+def test_expectations_move_with_plan_0_once_it_is_measured() -> None:
+    """All are expected to be twice as fast as they are. The second one is still the best, and is found."""
+    service = Service([1.0, 1.0, 1.3], prior=lambda plan, _: (0.0, 0.7, 0.5)[plan])
+    service.run(300)
+    assert service.choice.load.best == 2

@@ -1,5 +1,6 @@
 """Prices of rows, draft budgets of requests, and the plans that run. No model."""
 
+from collections import Counter
 from dataclasses import replace
 from math import log, log2
 
@@ -219,7 +220,7 @@ class TestPlans:
 
     def test_a_step_of_prompts_alone_counts_for_no_plan(self) -> None:
         now = 0.0
-        planner = DraftPlanner(CHEAP_ROWS, 256, clock=lambda: now)
+        planner = DraftPlanner(DEAR_ROWS, 256, clock=lambda: now)
         drafts = planned(planner)
         for step in range(60):
             planner.begin(1, prompt_rows=64 * (step % 2))
@@ -240,7 +241,7 @@ class TestPresets:
         now, costs = 0.0, StepCosts(FREE_ROWS.backbone, FREE_ROWS.mrp)
         planner = DraftPlanner(costs, 256, clock=lambda: now)
         work = {AUTO: (1, 1.0), Dynamic(0.5): (2, 1.2), Direct(2): (3, 3.0)}
-        running: list[tuple[RequestDrafts, DecodingMode, int]] = []
+        running, modes = list[tuple[RequestDrafts, DecodingMode, int]](), Counter[DecodingMode]()
         for step in range(600):
             while len(running) < 4:
                 request = planner.with_plan(GenerationRequest("x", (1,), AUTO, plans=self.PLANS))
@@ -249,13 +250,14 @@ class TestPresets:
             planner.begin(4)
             for drafts, mode, _ in running:
                 drafts.record(1, verified([], work[mode][0]))
-            now += max(work[mode][1] for _, mode, _ in running)
+            modes.update(mode for _, mode, _ in running if step >= 200)
+            now += 0.01 * max(work[mode][1] for _, mode, _ in running)
             planner.end([])
             for drafts, _, end in running:
                 if end <= step:
                     drafts.end()
-            running = [one for one in running if one[2] > step]
-        assert [mode for _, mode, _ in running].count(Dynamic(0.5)) >= 3
+            running = [started for started in running if started[2] > step]
+        assert modes[Dynamic(0.5)] > 0.8 * modes.total()
 
     def test_tokens_per_forward_and_the_table_say_what_to_try_first(self) -> None:
         costs = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 5.0), (256, 5.0))))
