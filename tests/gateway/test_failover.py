@@ -166,8 +166,8 @@ async def test_a_further_attempt_goes_on_with_the_plan_that_has_begun():
     plans = (MeasuredMode(Static()), MeasuredMode(Dynamic(0.5)))
     chunk = Chunk(0, "a", (10, 20), Stats(decoded_tokens=2, mode=Dynamic(0.5)))
     backend = Attempts([LOST], [chunk, LOST], [LAST, ENDING])
-    asked = replace(request(), plans=plans)
-    async with aclosing(pipeline(backend, backend.policy).stream(asked, uncharged())) as items:  # type: ignore[arg-type]
+    first = replace(request(), plans=plans)
+    async with aclosing(pipeline(backend, backend.policy).stream(first, uncharged())) as items:  # type: ignore[arg-type]
         assert [item async for item in items]
     attempts = [(attempt.mode, attempt.plans) for attempt in backend.requests]
     assert attempts == [(Static(), plans), (Static(), plans), (Dynamic(0.5), ())]

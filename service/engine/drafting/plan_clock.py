@@ -252,14 +252,19 @@ class PlanClock:
         return abs(self._mean - self._level) > _PLAY
 
     def _change_load(self) -> None:
-        if self._trial is not None:
-            choice, plan = self._trial
-            choice.load.rivals[plan].wait(max(self._spent_s, self._trial_s))
-            self._trial = None
+        self._drop_trial()
         self._level = round(self._mean)
         for choice in self.choices:
             choice.move(self._level)
         self._restart()
+
+    def _drop_trial(self) -> None:
+        """A trial that cannot end waits as if it had lost."""
+        if self._trial is not None:
+            choice, plan = self._trial
+            choice.load.rivals[plan].wait(max(self._spent_s, self._trial_s))
+            choice.run(choice.load.best)
+            self._trial = None
 
     def _restart(self) -> None:
         self._progress, self._skip = _Progress(), _BETWEEN
@@ -274,6 +279,9 @@ class PlanClock:
                 return
 
     def _count(self, decoding: int, tokens: int, seconds: float) -> None:
+        if self._trial is not None and not self._trial[0].started.total():
+            self._drop_trial()
+            self._restart()
         if self._trial is not None:
             choice, plan = self._trial
             if choice.plan == plan:

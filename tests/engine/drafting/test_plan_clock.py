@@ -228,3 +228,15 @@ def test_expectations_move_with_plan_0_once_it_is_measured() -> None:
     service = Service([1.0, 1.0, 1.3], prior=lambda plan, _: (0.0, 0.7, 0.5)[plan])
     service.run(300)
     assert service.choice.load.best == 2
+
+
+def test_a_trial_ends_where_nothing_runs_that_it_is_about() -> None:
+    """Other requests go on, and say nothing about it."""
+    service = Service([1.0, 1.5], prior=lambda *_: 0.0)
+    while service.choice.plan == 0:
+        service.run(1)
+    service.choice.started.clear()
+    for _ in range(50):
+        service.now += STEP_S
+        service.clock.end(8, 8, 800)
+    assert (service.choice.plan, service.choice.load.best) == (0, 0)
