@@ -1,11 +1,22 @@
 """The life of a block, from its end to the prefix cache: the drawing in `stored_blocks.py`, line by line."""
 
+from collections.abc import Sequence
+from itertools import cycle
+
+import pytest
 import torch
 
 from service.decode.block import MASKED, Block
+from service.decode.modes import Speculative
+from service.decode.policy import Prediction
+from service.engine.drafting.planner import PLAIN, REFINED
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.prefix_cache import Lease
 from service.engine.stored_blocks import StoredBlocks
+from tests.engine.helpers import request_of
+from tests.plans import use_plan, use_plans
+from tests.runners import RunnerWrapper, engine_over
+from tests.tiny import tiny_checkpoint
 
 TOKENS = [(7, 8), (9, 10), (11, 12)]
 ANCHOR = Anchor(ForwardOutput(torch.zeros(1, 2, 4)), 0)
@@ -93,3 +104,48 @@ def test_blocks_are_shared_in_their_order() -> None:
     assert list(blocks.written) == TOKENS[:2]
     begin(blocks, [*blocks.unwritten])
     assert list(blocks.written) == TOKENS
+
+
+def test_a_block_that_waits_for_mrp_has_its_tokens_once_they_are_known() -> None:
+    """Its line of the state table is soon another block's."""
+    blocks = stored_blocks(uses_mrp=True)
+    blocks.add_ahead(row(0, writes_kv=True))
+    begin(blocks, [*blocks.unwritten])
+    assert [(waiting.index, waiting.on_device) for waiting in blocks.for_mrp] == [(0, True)]
+    blocks.add(Block(TOKENS[0]), 0)
+    [waiting] = blocks.for_mrp
+    assert (waiting.state.tokens, waiting.on_device, waiting.line) == (TOKENS[0], False, 0)
+
+
+def test_blocks_wait_for_mrp_until_two_of_a_request_do() -> None:
+    blocks = stored_blocks(uses_mrp=True)
+    for index, tokens in enumerate(TOKENS[:2]):
+        assert not blocks.mrp_is_due
+        blocks.add(Block(tokens), index)
+        begin(blocks, [*blocks.unwritten])
+    assert blocks.mrp_is_due
+
+
+class _Counting(RunnerWrapper):
+    num_refined = 0
+
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        self.num_refined += 1
+        return super().refine(rows)
+
+
+def test_while_no_request_asks_mrp_it_reads_the_blocks_of_all_in_few_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial of MRP is being prepared: requests start with it, and none drafts. Each has 8 blocks of 4 tokens."""
+    plans = cycle((PLAIN, REFINED))  # the one that runs, the one that requests start with
+    use_plans(monkeypatch, lambda _: next(plans))
+    checkpoint = tiny_checkpoint(1)
+    requests = [request_of(str(number), [number + 1], Speculative(), 31 - number) for number in range(4)]
+    engine, runner = engine_over(_Counting, checkpoint, max_running=4)
+    done = engine.generate(requests)
+    assert [completion.stats.mrp_steps for completion in done] == [2] * 4
+    assert 0 < runner.num_refined <= 5
+    use_plan(monkeypatch, PLAIN)
+    plain, _ = engine_over(_Counting, checkpoint, max_running=4)
+    assert [completion.token_ids for completion in plain.generate(requests)] == [
+        completion.token_ids for completion in done
+    ]
