@@ -9,11 +9,12 @@ import torch
 from service.decode.block import MASKED, Block
 from service.decode.modes import Speculative
 from service.decode.policy import Prediction
+from service.engine import EngineDeps
 from service.engine.drafting.planner import PLAIN, REFINED
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.prefix_cache import Lease
 from service.engine.stored_blocks import StoredBlocks
-from tests.engine.helpers import request_of
+from tests.engine.helpers import FREE_ROWS, request_of
 from tests.plans import use_plan, use_plans
 from tests.runners import RunnerWrapper, engine_over
 from tests.tiny import tiny_checkpoint
@@ -140,12 +141,12 @@ def test_while_no_request_asks_mrp_it_reads_the_blocks_of_all_in_few_forwards(mo
     use_plans(monkeypatch, lambda _: next(plans))
     checkpoint = tiny_checkpoint(1)
     requests = [request_of(str(number), [number + 1], Speculative(), 31 - number) for number in range(4)]
-    engine, runner = engine_over(_Counting, checkpoint, max_running=4)
+    engine, runner = engine_over(_Counting, checkpoint, EngineDeps(costs=FREE_ROWS), max_running=4)
     done = engine.generate(requests)
     assert [completion.stats.mrp_steps for completion in done] == [2] * 4
     assert 0 < runner.num_refined <= 5
     use_plan(monkeypatch, PLAIN)
-    plain, _ = engine_over(_Counting, checkpoint, max_running=4)
+    plain, _ = engine_over(_Counting, checkpoint, EngineDeps(costs=FREE_ROWS), max_running=4)
     assert [completion.token_ids for completion in plain.generate(requests)] == [
         completion.token_ids for completion in done
     ]
