@@ -239,7 +239,7 @@ class Engine:
         start, model = self._clock(), self._runner.model
         events = self.expire()
         if not self._scheduler.running:
-            self._planner.idle()
+            self._planner.idle(min(self.max_running, len(self._scheduler.waiting)))
         self.start_queued()
         num_rows = self._begin_steps()
         forwards: Counter[ForwardKind] = Counter()

@@ -37,6 +37,8 @@ _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
 #: A step longer than `_LONGEST_STEP` mean steps counts for no plan, since the machine has paused. Of several in a row
 #: only the first one does not count.
 _LONGEST_STEP = 4.0
+#: Steps with rows of prompts count for no plan, since their price is an estimate. More of them in a row end a trial.
+_MOST_PROMPTED = 16
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
 #: the share of what a neighbouring load has learned about a plan that a new load assumes
@@ -208,7 +210,7 @@ class PlanClock:
         self._step_s, self._is_long = 0.0, False  # the mean seconds of a step; whether the last one was much longer
         self._level, self._mean = 0, 0.0  # the load, and the mean of the running requests' log2
         self._progress = _Progress()  # of the present plans
-        self._skip = 0  # the next steps that count for no plan
+        self._skip, self._prompted = 0, 0  # the next steps that count for no plan; the last ones with prompts
         self._trial: tuple[PlanChoice, int] | None = None  # a plan that is tried, or is to be once it is ready
         self._spent_s, self._base = 0.0, 0.0  # the trial's seconds, and the rate with which it is compared
 
@@ -223,9 +225,13 @@ class PlanClock:
         steps = min(_MOST_STEPS, max(_LEAST_STEPS, _REQUEST_STEPS / (1 << self._level)))
         return self._step_s * (steps + _BETWEEN)
 
-    def idle(self) -> None:
-        """Nothing runs. No step counts until the next one has ended."""
+    def idle(self, expected: int = 0) -> None:
+        """Nothing runs. No step counts until the next one has ended. `expected`: the requests that start now."""
         self._last = None
+        if expected:
+            self._mean = log2(expected)
+            if abs(self._mean - self._level) > _PLAY:
+                self._change_load()
 
     def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0) -> None:
         """A step of `running` requests has ended. Some decoded. `prompts_s`: the seconds of its rows of prompts."""
@@ -236,7 +242,7 @@ class PlanClock:
             return
         if last is None:
             return
-        seconds = max(0.0, now - last - prompts_s)
+        seconds, self._prompted = max(0.0, now - last - prompts_s), self._prompted + 1 if prompts_s else 0
         self._step_s = self._step_s or seconds
         was_long, self._is_long = self._is_long, seconds > _LONGEST_STEP * self._step_s
         if self._is_long and not was_long:
@@ -279,7 +285,7 @@ class PlanClock:
                 return
 
     def _count(self, decoding: int, tokens: int, seconds: float) -> None:
-        if self._trial is not None and not self._trial[0].started.total():
+        if self._trial is not None and (not self._trial[0].started.total() or self._prompted > _MOST_PROMPTED):
             self._drop_trial()
             self._restart()
         if self._trial is not None:
@@ -290,6 +296,8 @@ class PlanClock:
                 self._prepare(choice, plan, seconds)
         if self._skip:
             self._skip -= 1
+            return
+        if self._prompted:
             return
         if all(choice.is_ready(choice.plan) for choice in self.choices):
             self._progress.add(decoding, tokens, seconds)

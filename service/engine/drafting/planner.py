@@ -147,9 +147,9 @@ class DraftPlanner:
         plain = costs.backbone.filled(num_running) - self._turn(num_running)
         return log(max(plain, 1e-9) / max(min(times, default=plain), 1e-9))
 
-    def idle(self) -> None:
-        """No request runs."""
-        self._clock.idle()
+    def idle(self, expected: int) -> None:
+        """No request runs. `expected`: the requests that start now."""
+        self._clock.idle(expected)
 
     def begin(self, num_running: int, prompt_rows: int = 0) -> None:
         """A step of the running requests begins. `prompt_rows`: its rows of prompts."""
@@ -159,7 +159,7 @@ class DraftPlanner:
     def end(self, mrp_rows: Iterable[int]) -> None:
         step, self.work = self.work, StepWork(self.work.num_running)
         if not step.requests:
-            self._clock.idle()
+            self._clock.idle()  # it has rows of prompts alone
             return
         if self._clock.choices:
             self._clock.end(step.num_running, step.requests, step.tokens, self._prompt_seconds(step))
@@ -175,11 +175,11 @@ class DraftPlanner:
             self._budgets.clear()
 
     def _prompt_seconds(self, step: StepWork) -> float:
-        """The time by which rows of prompts made a step longer."""
+        """The time by which rows of prompts make a step without drafts longer."""
         if not step.prompt_rows:
             return 0.0
         backbone = self.costs().backbone
-        return backbone.filled(step.rows + step.prompt_rows) - backbone.filled(max(1, step.rows))
+        return backbone.filled(step.requests + step.prompt_rows) - backbone.filled(step.requests)
 
     def row(self, pages: int = 0) -> float:
         """The price, in tokens, of one more row that reads `pages` pages."""

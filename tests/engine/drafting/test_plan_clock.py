@@ -240,3 +240,24 @@ def test_a_trial_ends_where_nothing_runs_that_it_is_about() -> None:
         service.now += STEP_S
         service.clock.end(8, 8, 800)
     assert (service.choice.plan, service.choice.load.best) == (0, 0)
+
+
+def test_requests_that_start_together_start_with_the_plan_of_their_number() -> None:
+    """One request is expected to be faster with the plan, 32 are not."""
+    clock = PlanClock(lambda: 0.0)
+    choice = clock.add(PlanChoice(2, lambda _, running: 0.5 if running < 8 else -0.5, fixed=(1,)))
+    assert choice.starting == 1
+    clock.idle(32)
+    assert choice.starting == 0
+    clock.idle(1)
+    assert choice.starting == 1
+
+
+def test_steps_with_prompts_count_for_no_plan_and_many_in_a_row_end_a_trial() -> None:
+    service = Service([1.0, 1.3], prior=lambda *_: 0.0)
+    while service.choice.plan == 0:
+        service.run(1)
+    service.run(10, prompts_s=0.5)
+    assert (service.choice.plan, service.choice.load.best) == (1, 0)
+    service.run(10, prompts_s=0.5)
+    assert (service.choice.plan, service.choice.load.best) == (0, 0)

@@ -212,7 +212,7 @@ class TestPlans:
             now += 1.5 if drafting else 1.0
             planner.end([])
             if step == 100:
-                planner.idle()
+                planner.idle(4)
                 now += 1000.0
         assert planner.plan == DRAFTS
         for request in drafts:
