@@ -97,7 +97,7 @@ class PlaygroundPage:
         plan = self.tab.locator(".plan").nth(lane)
         plan.get_by_label("Quality", exact=True).check(force=True)
         if quality:
-            plan.locator(".choice label", has_text=quality).first.click()
+            plan.locator(".choice label", has=self.tab.get_by_text(quality, exact=True)).click()
 
     def run(self, lanes=1):
         self.tab.click("#run")

@@ -16,7 +16,9 @@ export class Frontier {
   draw(plans) {
     const { measured, missing } = this.model.quality;
     if (!this.rows.length) return this.root.replaceChildren(el("p", { class: "summary", text: missing ?? "The calibration has no frontier." }));
-    this.most = Math.max(...this.rows.map((row) => row.tokens_per_forward)) * 1.08;
+    const counts = this.rows.map((row) => row.tokens_per_forward);
+    this.least = Math.min(1, ...counts);
+    this.most = Math.max(1.5, ...counts) + 0.1;
     const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "frontier", role: "img", "aria-label": "Accuracy against tokens a forward; the list beside it has the same plans" },
       this.#axes(), this.#line(), this.rows.map((row, number) => this.#point(row, number, this.#chosen(row, plans))));
     this.root.replaceChildren(
@@ -29,8 +31,8 @@ export class Frontier {
     return plans.some((plan) => same(plan, row.plan, this.model));
   }
 
-  #x(speed) {
-    return LEFT + (speed / this.most) * (WIDTH - LEFT - RIGHT);
+  #x(count) {
+    return LEFT + ((count - this.least) / (this.most - this.least)) * (WIDTH - LEFT - RIGHT);
   }
 
   #y(accuracy) {
@@ -38,14 +40,13 @@ export class Frontier {
   }
 
   #axes() {
-    const step = 10 ** Math.floor(Math.log10(this.most)) / (this.most / 10 ** Math.floor(Math.log10(this.most)) < 3 ? 2 : 1);
-    const speeds = Array.from({ length: Math.floor(this.most / step) + 1 }, (_, number) => number * step);
+    const counts = Array.from({ length: 20 }, (_, number) => number / 2).filter((count) => count >= this.least && count <= this.most);
     return [
       ...[0, 0.25, 0.5, 0.75, 1].flatMap((level) => [
         svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: this.#y(level), y2: this.#y(level), class: "level" }),
         svg("text", { x: LEFT - 8, y: this.#y(level) + 4, class: "tick end", text: `${level * 100} %` }),
       ]),
-      ...speeds.map((speed) => svg("text", { x: this.#x(speed), y: HEIGHT - LOW + 18, class: "tick middle", text: speed.toLocaleString("en") })),
+      ...counts.map((count) => svg("text", { x: this.#x(count), y: HEIGHT - LOW + 18, class: "tick middle", text: count.toLocaleString("en") })),
       svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, class: "tick middle", text: "tokens a forward" }),
       svg("text", { x: 2, y: 10, class: "tick", text: "accuracy" }),
     ];
