@@ -27,7 +27,7 @@ def main(folder):
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         for scheme, name in (("light", "playground.png"), ("dark", "playground-dark.png")):
             context = chromium.new_context(viewport=SIZE, color_scheme=scheme, reduced_motion="reduce")
-            page = PlaygroundPage(context, url)
+            page = PlaygroundPage(context.new_page(), url)
             page.tab.check("#race")
             for _ in range(_RACES + 1):
                 page.run(lanes=2)
