@@ -105,8 +105,7 @@ class DiffusionRequest(DecodingRequest):
             return drafts.rows() if 0 < self._num_unread <= self.num_replays else []
         if lookahead is None or (lookahead.next is None and lookahead.unsettled is None):
             return []
-        # Stored blocks do not wait for a refinement. Where only the device knows their tokens, their lines are soon
-        # other blocks'
+        # Stored blocks go along. Alone they may wait for a refinement (`step.py`)
         return [*self.blocks.for_mrp, *lookahead.refined_rows(self._row)]
 
     @property
