@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import exp, log
 
 import pytest
@@ -56,9 +57,9 @@ class Service:
             self.clock.end(running, running, total, prompts_s)
 
     def _tokens_of(self, plan: int, running: int) -> int:
-        """Of one step. Plan 0 has one for each request, other plans' numbers vary."""
+        """Of one step. Plans without drafts have one for each request, other plans' numbers vary."""
         mean = self.tokens[plan] * running
-        return running if plan == 0 else max(0, round(self.random.gauss(mean, running**0.5)))
+        return running if self.tokens[plan] == 1.0 else max(0, round(self.random.gauss(mean, running**0.5)))
 
     def _start_and_end(self, running: int) -> None:
         started = self.choice.started
@@ -117,6 +118,15 @@ def test_a_plan_of_half_the_speed_takes_a_hundredth_of_the_steps(running: int) -
     tried = [index for index, plan in enumerate(service.plans) if plan == 1]
     assert tried
     assert sum(index > 2000 for index in tried) <= 40
+
+
+def test_trials_that_change_nothing_get_rarer() -> None:
+    """A plan that is as fast loses nothing, so the time that it loses does not make its trials rare."""
+    service = Service([1.0, 1.0], tokens=(1.0, 1.0))
+    service.run(4000)
+    starts = [index for index, pair in enumerate(pairwise(service.plans)) if pair == (0, 1)]
+    gaps = [later - start for start, later in pairwise(starts)]
+    assert gaps[3] > 6 * gaps[0]
 
 
 def test_a_plan_that_becomes_fast_at_the_same_load_is_found_and_one_that_becomes_slow_is_left() -> None:
