@@ -177,7 +177,8 @@ def begin_replay(grid, states, params, param_table, mask_token, *, L, **_):
     param_table[:, 2:4] = _noise_keys(seeds, starts + torch.arange(L), revealed).flatten(0, 1)
 
 
-def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, *, L, REPLAY, **_):
+def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, *, L, LINES, REPLAY, **_):
+    drafts = torch.stack([states[row] if REPLAY else table[params[row, 14]] for row in range(grid[0])])
     for row, (number, limit, *words) in enumerate(params[: grid[0]].tolist()):
         line, (first, read) = words[12], words[:2]
         state = states[row] if REPLAY else table[line]
@@ -189,10 +190,42 @@ def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, 
             if REPLAY:
                 values[number, row, : len(masked)] = numbers
             _reveal(state, masked, numbers, params[row, 7:14])
-        if REPLAY and line:
+        if REPLAY and line and words[13] == 0:
             table[line] = state
+    for row in (params[: grid[0], 15] > 0).nonzero()[:, 0].tolist():
+        _draft(drafts, table, drawn, order, params, row, mask_token, LINES, REPLAY)
     if REPLAY:
         params[:, 0] += 1
+
+
+def _draft(states, table, drawn, order, params, row, mask_token, lines, replay):
+    """Reveals the picks of the drafts that are passed, and drafts anew. `states`: the rows' states in this forward."""
+    line, code, rule, length = params[row, 14].item(), params[row, 15].item(), params[row, 7:14].clone(), states.shape[1]
+    first, state, drafts = line - (line - 1) % lines, states[row].clone(), code // 2 % 4
+    is_next = code // 8 > 0 and not (state == mask_token).any()
+    if is_next:
+        row, drafts, state = row + code // 8, 0, torch.full_like(state, mask_token)
+
+    def step(read, state):
+        """-> all masked positions of a row's state, with their numbers, after its picks are revealed."""
+        masked = (state == mask_token).nonzero()[:, 0]
+        at = read * length + masked if replay else order[params[read, 2].item() + torch.arange(len(masked))].long()
+        numbers = torch.zeros(length, 4)
+        numbers[masked] = drawn[at]
+        if len(masked):
+            _reveal(state, masked, numbers[masked], rule)
+        return numbers
+
+    numbers = step(row, state)
+    for draft in range(row + 1, row + 1 + drafts):
+        if torch.equal(states[draft], state):
+            numbers = step(draft, state)
+    if not is_next:
+        table[line] = state
+    for number in range(1, lines - 1):
+        if len(masked := (state == mask_token).nonzero()[:, 0]):
+            _reveal(state, masked, numbers[masked], rule)
+        table[first + 1 + number] = state
 
 
 def _reveal(state, masked, numbers, rule):

@@ -76,6 +76,11 @@ class LogitAdjustment(NamedTuple):
     forbidden: Mapping[int, Sequence[int]]
 
 
+#: The lines of a request in the state table: two for the states of its blocks, the others for drafts.
+MAX_DEVICE_DRAFTS = 3
+LINES = 2 + MAX_DEVICE_DRAFTS
+
+
 class Row(Struct, frozen=True, gc=False):
     """One block of tokens. It reads its request's first `index` pages and, if `writes_kv`, writes the next one."""
 
@@ -99,7 +104,10 @@ class Row(Struct, frozen=True, gc=False):
     #: whether the state table alone has its state. The host does not know it yet: it has at most as many
     #: masked positions as `state`
     on_device: bool = False
-    first_line: int = 0  # of its request's two lines of the state table; 0: it has none
+    first_line: int = 0  # of its request's lines of the state table; 0: it has none
+    #: whether the device drafts after its picks: the states to which the rule leads by the same prediction
+    drafts_follow: bool = False
+    draft: int = 0  # the number of such a draft, from 1 on; 0: it is none
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False
@@ -108,7 +116,9 @@ class Row(Struct, frozen=True, gc=False):
     @property
     def line(self) -> int:
         """The line of the state table in which its state is kept. 0: in none."""
-        return self.first_line + self.index % 2 if self.first_line and (self.on_device or self.rule is not None) else 0
+        if not self.first_line or not (self.on_device or self.rule is not None):
+            return 0
+        return self.first_line + (1 + self.draft if self.draft else self.index % 2)
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:
