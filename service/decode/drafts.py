@@ -74,7 +74,7 @@ def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget
     Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
     and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
     """
-    if type(rule) is not TopConfidence or rule.count > 1:
+    if budget.by_rule or type(rule) is not TopConfidence or rule.count > 1:
         return _line(canvas, prediction, rule, budget)
     return _branches(canvas, prediction, budget)
 
@@ -107,7 +107,7 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
 
 
 def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
-    """The tree for any other rule: the states through which it continues by the latest predictions.
+    """The tree for any other rule, or by the rule: the states through which it continues by the latest predictions.
 
     A draft gains one step of plain decoding, of about the length of the step that leads to the draft. The line ends if
     the rule has no picks, if the next state is not worth its cost, or if the answer ends in it.

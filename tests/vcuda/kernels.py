@@ -200,7 +200,8 @@ def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, 
 
 def _draft(states, table, drawn, order, params, row, mask_token, lines, replay):
     """Reveals the picks of the drafts that are passed, and drafts anew. `states`: the rows' states in this forward."""
-    line, code, rule, length = params[row, 14].item(), params[row, 15].item(), params[row, 7:14].clone(), states.shape[1]
+    line, code = params[row, 14:].tolist()
+    rule, length = params[row, 7:14].clone(), states.shape[1]
     first, state, drafts = line - (line - 1) % lines, states[row].clone(), code // 2 % 4
     is_next = code // 8 > 0 and not (state == mask_token).any()
     if is_next:

@@ -98,8 +98,16 @@ class StateTable:
         from service.engine.forward import state_kernels
 
         state_kernels.reveal_picks[len(states),](
-            states, self.tokens, drawn, params, params, values, self._mask,
-            LINES=LINES, REPLAY=True, **_sizes(states),
+            states,
+            self.tokens,
+            drawn,
+            params,
+            params,
+            values,
+            self._mask,
+            LINES=LINES,
+            REPLAY=True,
+            **_sizes(states),
         )
 
 
@@ -109,12 +117,12 @@ def states_after(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict
     for row, prediction in zip(rows, predictions, strict=True):
         if row.rule is not None and row.line:
             after[row.line] = _revealed(row.rule, row.state, prediction)
-    for index, drafts, following in drafted_rows(rows):
-        if rows[index].state.complete and following is not None:
-            index, drafts = following, range(0)
+    for drafted in drafted_rows(rows):
+        is_next = rows[drafted.row].state.complete and drafted.following is not None
+        index = drafted.following if is_next else drafted.row
         row, prediction = rows[index], predictions[index]
         state, rule = after[row.line], cast(Rule, row.rule)
-        for draft in drafts:
+        for draft in range(0) if is_next else drafted.drafts:
             if rows[draft].state == state:
                 prediction = predictions[draft]
                 state = _revealed(rule, state, prediction)
@@ -132,7 +140,7 @@ def _revealed(rule: Rule, state: Block, prediction: Prediction) -> Block:
 class DraftedRows(NamedTuple):
     """A row behind which the device drafts. `drafts`: its drafts in this forward. `following`: the next block's row.
 
-    All are indices of a forward's rows. Where there is no memory for all rows of a request, some are in another forward.
+    All are indices of a forward's rows. Without memory for all rows of a request some are in another forward.
     """
 
     row: int
@@ -200,8 +208,16 @@ class PlannedStates:
             from service.engine.forward import state_kernels
 
             state_kernels.reveal_picks[len(params.host),](
-                states, states, values, sent.tensor, params.tensor, values, self._mask,
-                LINES=LINES, REPLAY=False, **_sizes(states),
+                states,
+                states,
+                values,
+                sent.tensor,
+                params.tensor,
+                values,
+                self._mask,
+                LINES=LINES,
+                REPLAY=False,
+                **_sizes(states),
             )
 
         return reveal

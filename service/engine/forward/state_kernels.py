@@ -221,10 +221,9 @@ def _draft(
         picked, sure = _rule_picks(seen, lane, confidence, entropy, param + 7, sure, L)
         state = tl.where(picked, token, MASK_TOKEN)
     for draft in range(1, num_drafts + 1):
+        at = table + (first_line + 1 + draft) * L
         if REPLAY:
             at = states + (row + draft) * L
-        else:
-            at = table + (first_line + 1 + draft) * L
         drafted = tl.load(at + lane, mask=inside, other=-1)
         if tl.sum((inside & (drafted != state)).to(tl.int32), 0) == 0:
             seen = inside & (state == MASK_TOKEN)
@@ -305,6 +304,5 @@ def reveal_picks(
         tl.store(param + 13 + single, (bits >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
     if drafts > 0:
         _draft(states, table, drawn, order, row_table, row, state, was_masked, MASK_TOKEN, L, PAD, LINES, REPLAY)
-    elif REPLAY:
-        if (tl.load(param + 14) > 0) & (drafts == 0):
-            tl.store(line + lane, state, mask=inside)
+    elif REPLAY and (tl.load(param + 14) > 0) & (drafts == 0):
+        tl.store(line + lane, state, mask=inside)
