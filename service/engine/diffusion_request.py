@@ -90,8 +90,8 @@ class DiffusionRequest(DecodingRequest):
         return self._rows(self._query) if isinstance(self._query, Evaluate) else []
 
     def _budget(self) -> DraftBudget:
-        if self._num_unread and self._lookahead is not None and self._lookahead.num_drafts:
-            return DraftBudget(0.0, self._lookahead.num_drafts, by_rule=True)  # those that the device has drafted
+        if self._num_unread and self._lookahead is not None:
+            return DraftBudget(device_numbers=self._lookahead.drafts_read)
         return super()._budget()
 
     def expected_gains(self, rows: list[Row]) -> list[float]:
@@ -189,9 +189,15 @@ class DiffusionRequest(DecodingRequest):
             if rows[-1].index == row.index:
                 return
             row, read = rows[-1], read[-1:]
-        if row.on_device and isinstance(self._query, Evaluate):
-            read = [of_state(*pair) for pair in zip(read, self._query.states, strict=False)]
+        query, steps, numbers = self._query, self._canvas.steps, ()
+        num_steps = len(steps)
+        if row.on_device and isinstance(query, Evaluate):
+            numbers, of_block = query.device_numbers, zip(rows[first:], read, strict=False)
+            by_number = {of_row.draft: prediction for of_row, prediction in of_block if of_row.index == row.index}
+            read = [of_state(by_number[n], state) for n, state in zip((0, *numbers), query.states, strict=True)]
         self._send(tuple(read))
+        if numbers:
+            self.drafts.count_passed(numbers, steps[num_steps])
         self._settle(self._lookahead)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:

@@ -64,11 +64,11 @@ class Unsettled(NamedTuple):
 class Lookahead:
     """The rows ahead of one request, by its mode's pace. `next`: the next row if it can be named.
 
-    `num_drafts`: the drafts among the last rows that have begun.
+    `drafts_read`: the numbers of the drafts among the last rows that have begun.
     """
 
     __slots__ = (
-        "_blocks", "_drafts", "_gate", "_model", "_num_pages", "_rule", "_size", "next", "num_drafts", "pace",
+        "_blocks", "_drafts", "_gate", "_model", "_num_pages", "_rule", "_size", "drafts_read", "next", "pace",
         "unsettled",
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ class Lookahead:
         self._blocks, self._drafts, self._num_pages = blocks, drafts, blocks.num_pages
         self.next: NextRow | None = None
         self.unsettled: Unsettled | None = None
-        self.num_drafts = 0
+        self.drafts_read: tuple[int, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -96,13 +96,14 @@ class Lookahead:
 
     @property
     def num_rows(self) -> int:
-        return 0 if self.next is None else 1 + self._num_drafts(self.next) + self.next.perhaps_complete
+        return 0 if self.next is None else 1 + len(self._numbers(self.next)) + self.next.perhaps_complete
 
-    def _num_drafts(self, following: NextRow) -> int:
-        """The drafts that are read with the next row. Each has fewer masked positions than the one before."""
+    def _numbers(self, following: NextRow) -> list[int]:
+        """The numbers of the drafts that are read with the next row: those that may have a masked position."""
         if not following.has_drafts:
-            return 0
-        return min(self._drafts.num_device_drafts(), (following.masked - 1) // (self.pace.picks or 1))
+            return []
+        steps = (following.masked - 1) // (self.pace.picks or 1)
+        return [number for number in self._drafts.device_numbers() if number.bit_count() <= steps]
 
     def rows(self, row: Row) -> list[Row]:
         """The rows of the backbone's next forward. `row`: the request's, without a state."""
@@ -115,8 +116,8 @@ class Lookahead:
             self.revealing(row), state=state, index=index, writes_kv=writes_kv, drafts=False, on_device=is_begun
         )
         rows = [row]
-        for number in range(1, 1 + self._num_drafts(following)):
-            state = unknown_state(self._size, following.masked - number * (self.pace.picks or 1))
+        for number in self._numbers(following):
+            state = unknown_state(self._size, following.masked - number.bit_count() * (self.pace.picks or 1))
             draft = replace(row, state=state, writes_kv=False, rule=None, drafts_follow=False, draft=number)
             rows.append(replace(draft, kind="verify"))
         if writes_kv and index + 1 < self._num_pages:
@@ -126,7 +127,7 @@ class Lookahead:
 
     def revealing(self, row: Row) -> Row:
         """The row of a state after which the device reveals the rule's picks, and perhaps drafts."""
-        return replace(row, rule=self._rule, drafts_follow=self._drafts.num_device_drafts() > 0)
+        return replace(row, rule=self._rule, drafts_follow=bool(self._drafts.device_numbers()))
 
     def refined_rows(self, row: Row) -> list[Row]:
         """The rows of MRP's next forward: of the block, and of the next one if the block may be complete."""
@@ -149,10 +150,10 @@ class Lookahead:
         if not rows:
             return
         row = rows[0]
-        num_before, self.num_drafts = self.num_drafts, sum([row.draft > 0 for row in rows])
+        read_before, self.drafts_read = self.drafts_read, tuple([row.draft for row in rows if row.draft])
         if row.anchor is None:
             num_refined = self.pace.mrp_steps
-        if row.writes_kv or (row.on_device and (num_before or self.num_drafts)):
+        if row.writes_kv or (row.on_device and (read_before or self.drafts_read)):
             self.unsettled = Unsettled(rows, anchors, num_refined)
             if row.writes_kv:
                 self._blocks.expect(row.index)
@@ -173,21 +174,22 @@ class Lookahead:
             self._blocks.settle(row, anchors[0], complete=complete)
         if num_refined:  # MRP waits for the results
             return
-        if self.num_drafts and any(anchor.output is not anchors[0].output for anchor in anchors):
+        if self.drafts_read and any(anchor.output is not anchors[0].output for anchor in anchors):
             return  # for want of memory they are in several forwards, so the device has not verified all drafts
         if not complete:
-            self._name_next(row, anchors[0], block.tokens.count(MASKED), 0, self.num_drafts)
+            self._name_next(row, anchors[0], block.tokens.count(MASKED), 0, self.drafts_read)
         elif last.index > row.index:
             self._name_next(last, anchors[-1], self._size, 0)
 
-    def _name_next(self, row: Row, anchor: Anchor, masked: int, num_refined: int, num_drafts: int = 0) -> None:
+    def _name_next(self, row: Row, anchor: Anchor, masked: int, num_refined: int, drafts: Sequence[int] = ()) -> None:
         """Names the row after one that has begun. `masked`: the masked positions of its state, at most.
 
-        `num_drafts`: its drafts, of which each may be passed.
+        `drafts`: the numbers of its drafts, which may be passed.
         """
         if left := self._max_masked(row, masked):
             picks, gate = self.pace.picks, self.pace.gate
-            perhaps = picks is None or masked <= num_drafts * picks + picks or (gate is not None and bool(row.anchor))
+            steps = 1 + max([number.bit_count() for number in drafts], default=0)
+            perhaps = picks is None or masked <= steps * picks or (gate is not None and row.anchor is not None)
             self.next = NextRow(row.index, left, anchor, min(num_refined, left), perhaps, row.drafts_follow)
         elif row.index + 1 < self._num_pages:
             self._blocks.add_ahead(row)

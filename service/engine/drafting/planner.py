@@ -23,13 +23,12 @@ from operator import itemgetter
 
 from service.decode.block import Step
 from service.decode.canvas import DraftBudget
-from service.decode.drafts import worth_drafting
+from service.decode.drafts import numbers_by_rule, worth_drafting
 from service.decode.registry import leaves_drafts_open
-from service.decode.rules import TopConfidence
+from service.decode.rules import Rule, TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.plan_clock import PlanChoice, PlanClock
 from service.engine.drafting.reliability import Reliability
-from service.engine.forward.rows import MAX_DEVICE_DRAFTS
 from service.engine.request import GenerationRequest, MeasuredMode
 
 #: the plans of requests with `auto`, by number
@@ -48,8 +47,8 @@ _REFINED_SHARE = 0.6
 #: smaller blocks and in trees of fewer states than `_SMALL` MRP gains less.
 _GAIN, _REFINED_GAIN, _SMALL, _SIZES = 0.45, 1.35, 4, (1, 2, 4, 8, 16)
 
-#: how often the device's drafts are passed, by their number, before the first ones are read; and the weight of one
-_PASSED, _PASSED_WEIGHT = (0.43, 0.15, 0.07), 1 / 64
+#: how often the device's drafts are passed, by their number, before any is read; and the weight of one
+_PASSED, _PASSED_WEIGHT = {1: 0.41, 2: 0.1, 3: 0.17, 5: 0.08, 7: 0.09}, 1 / 128
 
 #: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
 _Kind = tuple[str, bool, bool, bool]
@@ -75,8 +74,8 @@ class DraftPlanner:
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self.work, self._steps = StepWork(), 0
-        self._passed = list(_PASSED[:MAX_DEVICE_DRAFTS])
-        self._num_device_drafts: dict[int, int] = {}  # the best number, by running requests
+        self._passed = dict(_PASSED)
+        self._device_numbers: dict[tuple[Rule, int], tuple[int, ...]] = {}  # by running requests, too
         self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests, until a step ends
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
@@ -144,8 +143,8 @@ class DraftPlanner:
         """The expected log of a plan's tokens a second over those without drafts, by the table."""
         costs, times = self.costs(), list[float]()
         if plan == DRAFTS and costs.turn is not None:
-            number = self._best_device_drafts(num_running)
-            return log(self._rate_by_device(num_running, number) / self._rate_by_device(num_running, 0))
+            numbers = self._best_device_numbers(TopConfidence(1), num_running)
+            return log(self._rate_by_device(num_running, numbers) / self._rate_by_device(num_running, ()))
         refines = plan == REFINED and costs.mrp is not None
         refining = _MRP_STEPS * costs.mrp.filled(num_running) if refines and costs.mrp else 0.0
         factor = 1.0 + (_REFINED_GAIN - 1.0) * max(0.0, log2(self._block_size) - 1.0) / 2.0 if refines else 1.0
@@ -157,25 +156,26 @@ class DraftPlanner:
         plain = costs.backbone.filled(num_running) - self._turn(num_running)
         return log(max(plain, 1e-9) / max(min(times, default=plain), 1e-9))
 
-    def num_device_drafts(self) -> int:
-        """The best number of drafts that the device makes and reads for each request, by the table."""
-        count = self.work.num_running
-        if count not in self._num_device_drafts:
-            self._num_device_drafts[count] = self._best_device_drafts(count)
-        return self._num_device_drafts[count]
+    def device_numbers(self, rule: Rule) -> tuple[int, ...]:
+        """The numbers of the drafts that the device makes and reads for each request, by the table."""
+        key = rule, self.work.num_running
+        if key not in self._device_numbers:
+            self._device_numbers[key] = self._best_device_numbers(*key)
+        return self._device_numbers[key]
 
-    def _best_device_drafts(self, num_running: int) -> int:
-        numbers = range(1 + min(MAX_DEVICE_DRAFTS, self._max_states(num_running)))
-        return max(numbers, key=partial(self._rate_by_device, num_running))
+    def _best_device_numbers(self, rule: Rule, num_running: int) -> tuple[int, ...]:
+        choices = numbers_by_rule(rule)[: 1 + self._max_states(num_running)]
+        return max(choices, key=partial(self._rate_by_device, num_running))
 
-    def _rate_by_device(self, num_running: int, number: int) -> float:
+    def _rate_by_device(self, num_running: int, numbers: Sequence[int]) -> float:
         """Tokens of a request by the time of a forward, in which some blocks are complete and the next ones begin."""
-        rows = num_running * (1 + number) * (1 + 1 / self._block_size)
-        return (1 + sum(self._passed[:number])) / max(1e-9, self.costs().backbone.filled(round(rows)))
+        rows = num_running * (1 + len(numbers)) * (1 + 1 / self._block_size)
+        passed = sum([self._passed[number] for number in numbers])
+        return (1 + passed) / max(1e-9, self.costs().backbone.filled(round(rows)))
 
-    def count_passed(self, drafts: Sequence[tuple[float, int]]) -> None:
-        """Counts the drafts of the device that were read, and by how many tokens each was passed."""
-        for number, (_, passed) in enumerate(drafts[:MAX_DEVICE_DRAFTS]):
+    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
+        """Counts the drafts of the device that were read, and those that were passed."""
+        for number, (_, passed) in zip(numbers, step.gains, strict=True):
             self._passed[number] += _PASSED_WEIGHT * ((passed > 0) - self._passed[number])
 
     def idle(self, expected: int) -> None:
@@ -204,7 +204,7 @@ class DraftPlanner:
         if self._steps % _REFRESH == 0:
             self._slopes.clear()
             self._budgets.clear()
-            self._num_device_drafts.clear()
+            self._device_numbers.clear()
 
     def _prompt_seconds(self, step: StepWork) -> float:
         """The time by which rows of prompts make a step without drafts longer."""
@@ -354,9 +354,12 @@ class RequestDrafts:
         """Whether the next forward may read drafts that the policy makes."""
         return False
 
-    def num_device_drafts(self) -> int:
-        """The number of drafts that the device makes and reads in a forward."""
-        return 0
+    def device_numbers(self) -> tuple[int, ...]:
+        """The numbers of the drafts that the device makes and reads in a forward (`decode/drafts.py`)."""
+        return ()
+
+    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
+        """A step has read drafts of the device."""
 
     def num_ahead(self, following: int) -> int:
         """The MRP forwards that begin before the last one is read. `following`: their most that can follow."""
@@ -394,7 +397,7 @@ class PlannedDrafts(RequestDrafts):
         self._rule, self._reliabilities = request.mode.rule, reliabilities
         self._last_followed = _MRP_STEPS
         max_drafts: int | None = getattr(request.mode, "max_drafts", None)
-        self._max_drafts = max_drafts or MAX_DEVICE_DRAFTS
+        self._max_drafts = max_drafts
 
     @property
     def refines(self) -> bool:
@@ -414,8 +417,11 @@ class PlannedDrafts(RequestDrafts):
     def _drafts_by_device(self) -> bool:
         return self.by_device and self.planner.plan == DRAFTS
 
-    def num_device_drafts(self) -> int:
-        return min(self._max_drafts, self.planner.num_device_drafts()) if self._drafts_by_device else 0
+    def device_numbers(self) -> tuple[int, ...]:
+        return self.planner.device_numbers(self._rule)[: self._max_drafts] if self._drafts_by_device else ()
+
+    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
+        self.planner.count_passed(numbers, step)
 
     def drafts_next(self) -> bool:
         return self.planner.plan != PLAIN and worth_drafting(self._rule, self.budget())
@@ -431,9 +437,7 @@ class PlannedDrafts(RequestDrafts):
                 self._last_followed = self.followed
             self.refinements = self.followed = 0
         for step in steps:
-            if step.gains and self._drafts_by_device:
-                self.planner.count_passed(step.gains)
-            elif step.gains:
+            if step.gains and not self._drafts_by_device:
                 self._reliabilities[self.refines].count(step.gains)
 
 

@@ -7,9 +7,9 @@ over once it has begun, the rules reveal the picks; on CUDA kernels do (`state_k
 
 Where `drafts_follow`, the device also drafts, and verifies its drafts, with a line for each draft:
 
-    the next forward reads    the state s, and drafts: s with the picks of the rule, by the last prediction of s's past
-    after it the device       reveals the picks of s. While that is a draft's state, it reveals this draft's picks
-    and drafts                by the prediction of the last state that it has passed
+    a forward reads    a state and its drafts
+    the device reveals the state's picks. If that makes a draft's state, it reveals the draft's picks, and so on
+    and drafts         the states after some of the rule's next steps, by the last prediction that it has used
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, Pick
+from service.decode.drafts import NUM_STEPS
 from service.decode.policy import Prediction
 from service.decode.rules import DevicePicks, Rule
-from service.engine.forward.rows import LINES, MAX_DEVICE_DRAFTS, Row
+from service.engine.forward.rows import LINES, Row
 from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
@@ -127,9 +128,14 @@ def states_after(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict
                 prediction = predictions[draft]
                 state = _revealed(rule, state, prediction)
         after[row.line] = state
-        for number in range(1, 1 + MAX_DEVICE_DRAFTS):
-            state = _revealed(rule, state, prediction.restricted_to(state))
-            after[replace(row, draft=number).line] = state
+        steps, following = list[tuple[Pick, ...]](), state
+        for _ in range(NUM_STEPS):
+            prediction = prediction.restricted_to(following)
+            steps.append(rule(prediction) if prediction.positions else ())
+            following = following.reveal(steps[-1])
+        for number in range(1, 2**NUM_STEPS):
+            picks = [pick for step, taken in enumerate(steps) if number >> step & 1 for pick in taken]
+            after[replace(row, draft=number).line] = state.reveal(picks)
     return after
 
 
@@ -242,7 +248,7 @@ def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: 
     params[:, 7:12], params[:, 12:14] = words, np.ones(1).view(np.int32)
     params[:, 14] = [row.line for row in metadata.rows]
     for index, drafts, following in drafted_rows(metadata.rows):
-        params[index, 15] = 1 + 2 * len(drafts) + (0 if following is None else 8 * (following - index))
+        params[index, 15] = 1 + 2 * len(drafts) + (0 if following is None else 16 * (following - index))
     params[[bool(row.draft) for row in metadata.rows], 15] = -1
     return params
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
+from service.decode.drafts import NUM_STEPS
 from service.decode.rules import Rule
 from service.engine.request import ForwardKind, LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
@@ -76,9 +77,8 @@ class LogitAdjustment(NamedTuple):
     forbidden: Mapping[int, Sequence[int]]
 
 
-#: The lines of a request in the state table: two for the states of its blocks, the others for drafts.
-MAX_DEVICE_DRAFTS = 3
-LINES = 2 + MAX_DEVICE_DRAFTS
+#: the lines of a request in the state table: two for the states of its blocks, the others for drafts by their numbers
+LINES = 1 + 2**NUM_STEPS
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -105,9 +105,9 @@ class Row(Struct, frozen=True, gc=False):
     #: masked positions as `state`
     on_device: bool = False
     first_line: int = 0  # of its request's lines of the state table; 0: it has none
-    #: whether the device drafts after its picks: the states to which the rule leads by the same prediction
+    #: whether the device drafts after its picks: the states after some of the rule's next steps by the same prediction
     drafts_follow: bool = False
-    draft: int = 0  # the number of such a draft, from 1 on; 0: it is none
+    draft: int = 0  # `Draft.device_number` of such a draft; 0: it is none
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block, Pick
+from service.decode.drafts import NUM_STEPS, numbers_by_rule
 from service.decode.policy import Prediction
 from service.decode.rules import ConfidenceAbove, LeftToRight, TopConfidence
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
 from service.engine.forward.row_states import StateTable, lines_of, row_params, states_after
-from service.engine.forward.rows import LINES, MAX_DEVICE_DRAFTS, Row, tokens_and_positions
+from service.engine.forward.rows import LINES, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables
@@ -213,9 +214,11 @@ def drafted_worlds(draw: st.DrawFn) -> list[Row]:
         rows.append(row)
         if not row.drafts_follow:
             continue
-        for draft in range(1, 1 + draw(st.integers(0, MAX_DEVICE_DRAFTS))):
-            state = state.reveal(tuple(Pick(p, 5, 0.5) for p in state.masked[: row.rule.num_picks or 1]))
-            rows.append(replace(row, state=state, rule=None, drafts_follow=False, draft=draft, on_device=True))
+        for draft in draw(st.sampled_from(numbers_by_rule(row.rule))):
+            masked, picks = state.masked, row.rule.num_picks or 1
+            steps = [masked[step * picks : (step + 1) * picks] for step in range(NUM_STEPS) if draft >> step & 1]
+            drafted = state.reveal(Pick(p, 5, 0.5) for positions in steps for p in positions)
+            rows.append(replace(row, state=drafted, rule=None, drafts_follow=False, draft=draft, on_device=True))
         if draw(st.booleans()):
             rows.append(replace(row, state=Block((MASKED,) * length), index=index + 1))
     return rows
