@@ -106,7 +106,6 @@ class StateTable:
             params,
             values,
             self._mask,
-            LINES=LINES,
             REPLAY=True,
             **_sizes(states),
         )
@@ -221,7 +220,6 @@ class PlannedStates:
                 params.tensor,
                 values,
                 self._mask,
-                LINES=LINES,
                 REPLAY=False,
                 **_sizes(states),
             )
