@@ -115,8 +115,9 @@ class Lookahead:
         row = replace(
             self.revealing(row), state=state, index=index, writes_kv=writes_kv, drafts=False, on_device=is_begun
         )
-        rows = [row]
-        for number in self._numbers(following):
+        numbers = self._numbers(following)
+        rows = [replace(row, num_drafts=len(numbers))]
+        for number in numbers:
             state = unknown_state(self._size, following.masked - number.bit_count() * (self.pace.picks or 1))
             draft = replace(row, state=state, writes_kv=False, rule=None, drafts_follow=False, draft=number)
             rows.append(replace(draft, kind="verify"))
@@ -175,7 +176,7 @@ class Lookahead:
         if num_refined:  # MRP waits for the results
             return
         if self.drafts_read and any(anchor.output is not anchors[0].output for anchor in anchors):
-            return  # for want of memory they are in several forwards, so the device has not verified all drafts
+            return  # for want of memory they are in several forwards, so the device has not verified the drafts
         if not complete:
             self._name_next(row, anchors[0], block.tokens.count(MASKED), 0, self.drafts_read)
         elif last.index > row.index:

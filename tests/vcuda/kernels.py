@@ -203,7 +203,7 @@ def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, 
 def _draft(states, table, drawn, order, params, row, mask_token, replay):
     """Reveals the picks of the drafts that are passed, and drafts anew. `states`: the rows' states in this forward."""
     line, code = params[row, 14:].tolist()
-    rule, length = params[row, 7:14].clone(), states.shape[1]
+    rule, length = params[row].clone()[7:14], states.shape[1]
     first, state, drafts = line - (line - 1) % LINES, states[row].clone(), code // 2 % 8
     is_next = code // 16 > 0 and not (state == mask_token).any()
     if is_next:

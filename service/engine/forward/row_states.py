@@ -143,9 +143,9 @@ def _revealed(rule: Rule, state: Block, prediction: Prediction) -> Block:
 
 
 class DraftedRows(NamedTuple):
-    """A row behind which the device drafts. `drafts`: its drafts in this forward. `following`: the next block's row.
+    """A row behind which the device drafts. `drafts`: its drafts. `following`: the next block's row.
 
-    All are indices of a forward's rows. Without memory for all rows of a request some are in another forward.
+    All are indices of a forward's rows.
     """
 
     row: int
@@ -154,16 +154,18 @@ class DraftedRows(NamedTuple):
 
 
 def drafted_rows(rows: Sequence[Row]) -> list[DraftedRows]:
-    """The rows behind which the device drafts. Drafts come right after their row."""
+    """The rows behind which the device drafts.
+
+    Without memory for all rows of a request its drafts may come in a later forward. Then their lines stay as they are.
+    """
     indices = {(row.first_line, row.index): index for index, row in enumerate(rows) if row.drafts_follow}
     drafted = list[DraftedRows]()
     for (line, block), index in indices.items():
         if (line, block - 1) in indices:
             continue  # the row before decides whether this one counts
-        end = index + 1
-        while end < len(rows) and rows[end].draft and rows[end].first_line == line:
-            end += 1
-        drafted.append(DraftedRows(index, range(index + 1, end), indices.get((line, block + 1))))
+        drafts = range(index + 1, index + 1 + rows[index].num_drafts)
+        if drafts.stop <= len(rows) and all(rows[draft].first_line == line for draft in drafts):
+            drafted.append(DraftedRows(index, drafts, indices.get((line, block + 1))))
     return drafted
 
 

@@ -107,6 +107,7 @@ class Row(Struct, frozen=True, gc=False):
     first_line: int = 0  # of its request's lines of the state table; 0: it has none
     #: whether the device drafts after its picks: the states after some of the rule's next steps by the same prediction
     drafts_follow: bool = False
+    num_drafts: int = 0  # the next rows that are such drafts of its state, which the device has made before
     draft: int = 0  # `Draft.device_number` of such a draft; 0: it is none
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs

@@ -214,7 +214,9 @@ def drafted_worlds(draw: st.DrawFn) -> list[Row]:
         rows.append(row)
         if not row.drafts_follow:
             continue
-        for draft in draw(st.sampled_from(numbers_by_rule(row.rule))):
+        numbers = draw(st.sampled_from(numbers_by_rule(row.rule)))
+        rows[-1] = replace(row, num_drafts=len(numbers))
+        for draft in numbers:
             masked, picks = state.masked, row.rule.num_picks or 1
             steps = [masked[step * picks : (step + 1) * picks] for step in range(NUM_STEPS) if draft >> step & 1]
             drafted = state.reveal(Pick(p, 5, 0.5) for positions in steps for p in positions)
@@ -235,7 +237,7 @@ def test_the_device_verifies_its_drafts_and_drafts_anew_as_the_host(
     wanted = _tensor([row.state for row in rows])
     for row, state in zip(rows, wanted, strict=True):
         table.tokens[row.line] = state
-    batch = SamplingBatch.from_rows([replace(row, on_device=False) for row in rows], length)
+    batch = SamplingBatch.from_rows(rows, length)
     chosen, confidences = rng.choice([5, 5, 5, 6], len(batch)), rng.choice(EDGES[-3:], len(batch))
     values = torch.zeros(len(batch), 4)
     values[:, 0], values[:, 1] = torch.from_numpy(chosen).int().view(torch.float32), torch.from_numpy(confidences)
