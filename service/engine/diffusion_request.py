@@ -189,15 +189,16 @@ class DiffusionRequest(DecodingRequest):
             if rows[-1].index == row.index:
                 return
             row, read = rows[-1], read[-1:]
-        query, steps, numbers = self._query, self._canvas.steps, ()
-        num_steps = len(steps)
-        if row.on_device and isinstance(query, Evaluate):
-            numbers, of_block = query.device_numbers, zip(rows[first:], read, strict=False)
-            by_number = {of_row.draft: prediction for of_row, prediction in of_block if of_row.index == row.index}
-            read = [of_state(by_number[n], state) for n, state in zip((0, *numbers), query.states, strict=True)]
-        self._send(tuple(read))
-        if numbers:
-            self.drafts.count_passed(numbers, steps[num_steps])
+        query, steps, num_steps = self._query, self._canvas.steps, len(self._canvas.steps)
+        if not row.on_device or not isinstance(query, Evaluate):
+            self._send(tuple(read))
+        else:
+            last = 1 + row.num_drafts
+            by_number = {of.draft: result for of, result in zip(rows[first:][:last], read[:last], strict=True)}
+            of_states = zip((0, *query.device_numbers), query.states, strict=True)
+            self._send(tuple([of_state(by_number[number], state) for number, state in of_states]))
+            if query.device_numbers:
+                self.drafts.count_passed(query.device_numbers, steps[num_steps])
         self._settle(self._lookahead)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:

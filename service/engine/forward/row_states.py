@@ -118,20 +118,21 @@ def states_after(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict
         if row.rule is not None and row.line:
             after[row.line] = _revealed(row.rule, row.state, prediction)
     for drafted in drafted_rows(rows):
-        is_next = rows[drafted.row].state.complete and drafted.following is not None
-        index = drafted.following if is_next else drafted.row
+        index, drafts, following = drafted
+        if rows[index].state.complete and following is not None:
+            index, drafts = following, range(0)
         row, prediction = rows[index], predictions[index]
         state, rule = after[row.line], cast(Rule, row.rule)
-        for draft in range(0) if is_next else drafted.drafts:
+        for draft in drafts:
             if rows[draft].state == state:
                 prediction = predictions[draft]
                 state = _revealed(rule, state, prediction)
         after[row.line] = state
-        steps, following = list[tuple[Pick, ...]](), state
+        steps, last = list[tuple[Pick, ...]](), state
         for _ in range(NUM_STEPS):
-            prediction = prediction.restricted_to(following)
+            prediction = prediction.restricted_to(last)
             steps.append(rule(prediction) if prediction.positions else ())
-            following = following.reveal(steps[-1])
+            last = last.reveal(steps[-1])
         for number in range(1, 2**NUM_STEPS):
             picks = [pick for step, taken in enumerate(steps) if number >> step & 1 for pick in taken]
             after[replace(row, draft=number).line] = state.reveal(picks)
