@@ -72,6 +72,14 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(autouse=True)
+def any_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with `mrp_steps: "auto"` get another plan after each step, whatever is fast on this machine."""
+    from tests.plans import use_any_plans
+
+    use_any_plans(monkeypatch)
+
+
 @pytest.fixture
 def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates of this machine are measured on few numbers."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 from service.decode.policy import Prediction
+from service.engine.forward.row_states import states_after
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 
 #: the context of a text's first block, and of a page that no row has written
@@ -154,9 +155,10 @@ class SimulatedNetwork:
 
     def compute(self, rows: Sequence[Row]) -> list[Prediction]:
         """A forward over rows, in their order: a row reads the blocks that rows before it have stored."""
-        output = SimulatedOutput(_NO_HIDDEN)
-        for row in self.with_states(rows):
+        output, rows = SimulatedOutput(_NO_HIDDEN), self.with_states(rows)
+        for row in rows:
             self._compute(row, output)
+        self._lines |= states_after(rows, output.predictions)
         return [
             replace(prediction, handle=Anchor(output, index)) for index, prediction in enumerate(output.predictions)
         ]
@@ -178,7 +180,5 @@ class SimulatedNetwork:
         prediction = _with_details(prediction, row)
         if row.rule is not None:
             state = state.reveal(row.rule(prediction)) if prediction.positions else state
-            if row.line:
-                self._lines[row.line] = state
         output.predictions.append(prediction)
         output.states.append(state)

@@ -86,6 +86,7 @@ class Draft(Struct, frozen=True, gc=False):
     number: int  # its index among the drafts, from 1 on
     picks: tuple[Pick, ...]  # they lead to it from the state before
     gain: float = 0.0  # the expected number of tokens gained by verifying it; a chain does not estimate it
+    device_number: int = 0  # its number if the device has made it, too (`drafts.by_rule`)
 
 
 class Step(Struct, frozen=True, array_like=True, gc=False):

@@ -103,6 +103,7 @@ class DraftBudget(NamedTuple):
     states: int = 0  # the most states to verify
     mrp_steps: int = 0  # the most MRP forwards for drafting them
     refine: float = 0.0  # the cost of one MRP forward, in tokens as `row`
+    device_numbers: tuple[int, ...] = ()  # the numbers of the drafts, if the device has made them (`drafts.by_rule`)
 
 
 class EditTokens(NamedTuple):

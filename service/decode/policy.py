@@ -106,6 +106,7 @@ class Evaluate(Struct, frozen=True, gc=False):
     top_logprobs: int = 0  # the least number of top tokens that each pick must have (`Pick.logprobs`)
     gains: tuple[float, ...] = ()  # the expected gain, in tokens, of each state after the first
     edit: tuple[int, ...] = ()  # revealed positions of the only state that are read, too; their tokens may still change
+    device_numbers: tuple[int, ...] = ()  # `Draft.device_number` of the states after the first
 
 
 class Refine(Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from service.decode.block import Block
+from service.decode.canvas import DraftBudget
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.registry import only_drafts
 from service.engine.decoding_request import DecodingRequest, of_state
@@ -54,6 +55,8 @@ class DiffusionRequest(DecodingRequest):
             refines, filtered = pace.mrp_steps > 0, request.sampling.draws_filtered
             if pace.is_fixed or not (refines and filtered):
                 self._lookahead = Lookahead(pace, self._rule, model, self.blocks, self.drafts)
+                verifies = not (refines or request.mode.drafts_decide or model.sub_block_size)
+                self.drafts.by_device = pace.is_fixed and verifies
                 self.replays = refines and not filtered
         self.replays |= self._drafts_ahead is not None
 
@@ -85,6 +88,11 @@ class DiffusionRequest(DecodingRequest):
         if self._num_unread:
             return [] if self._lookahead is None else self._lookahead.rows(self._row)
         return self._rows(self._query) if isinstance(self._query, Evaluate) else []
+
+    def _budget(self) -> DraftBudget:
+        if self._num_unread and self._lookahead is not None:
+            return DraftBudget(device_numbers=self._lookahead.drafts_read)
+        return super()._budget()
 
     def expected_gains(self, rows: list[Row]) -> list[float]:
         query = self._query
@@ -128,7 +136,7 @@ class DiffusionRequest(DecodingRequest):
         if query.edit:
             row = replace(row, rescore=query.edit, edits=True)
         if lookahead is not None and len(query.states) == 1 and (lookahead.pace.mrp_steps > 0 or lookahead.is_open):
-            row = replace(row, rule=self._rule)
+            row = lookahead.revealing(row)
         if row.drafts and not self.drafts.refines:
             row = replace(row, drafts=False)
         rows = [replace(row, state=query.states[0], index=self._index)]
@@ -178,12 +186,19 @@ class DiffusionRequest(DecodingRequest):
             return
         row, read = rows[first], predictions[first:]
         if row.writes_kv and self._index > row.index:  # its state was complete, so it has stored its block
-            if len(read) == 1:
+            if rows[-1].index == row.index:
                 return
-            row, read = rows[first + 1], read[1:]
-        if row.on_device:
-            read = [of_state(read[0], self._canvas.block)]
-        self._send(tuple(read))
+            row, read = rows[-1], read[-1:]
+        query, steps, num_steps = self._query, self._canvas.steps, len(self._canvas.steps)
+        if not row.on_device or not isinstance(query, Evaluate):
+            self._send(tuple(read))
+        else:
+            last = 1 + row.num_drafts
+            by_number = {of.draft: result for of, result in zip(rows[first:][:last], read[:last], strict=True)}
+            of_states = zip((0, *query.device_numbers), query.states, strict=True)
+            self._send(tuple([of_state(by_number[number], state) for number, state in of_states]))
+            if query.device_numbers:
+                self.drafts.count_passed(query.device_numbers, steps[num_steps])
         self._settle(self._lookahead)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:

@@ -10,6 +10,9 @@ while a forward of the request is not read; else the policy's query names the ro
     perhaps no masks: the prediction decides                the block's, which stores it if it is complete, and the next
                                                             block's first. What follows is known once the host has read
                                                             the forward before (`settle`)
+
+Where drafts follow, the device verifies them and drafts anew (`forward/row_states.py`), so the next forward also has
+rows of the new drafts. The policy then drafts the same states, and asks for their predictions.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class NextRow(Struct, frozen=True, gc=False):
 
     `anchor`: the row that leads to its state; None: nothing of the block is revealed. `num_refined`: the most forwards
     of MRP before the backbone's next one. `perhaps_complete`: whether the next block's first row goes along.
+    `has_drafts`: whether the device drafts after it has revealed the state.
     """
 
     index: int
@@ -42,12 +46,14 @@ class NextRow(Struct, frozen=True, gc=False):
     anchor: Anchor | None
     num_refined: int = 0
     perhaps_complete: bool = False
+    has_drafts: bool = False
 
 
 class Unsettled(NamedTuple):
-    """The last rows that have begun, where the first one's state may be complete. A second one is the next block's.
+    """The last rows that have begun, where the number of the first one's masked positions is not known.
 
-    `num_refined`: as of `NextRow`.
+    Its drafts follow it. The last row is the next block's if the first one's block may be complete. `num_refined`: as
+    of `NextRow`.
     """
 
     rows: Sequence[Row]
@@ -56,10 +62,14 @@ class Unsettled(NamedTuple):
 
 
 class Lookahead:
-    """The rows ahead of one request, by its mode's pace. `next`: the next row if it can be named."""
+    """The rows ahead of one request, by its mode's pace. `next`: the next row if it can be named.
+
+    `drafts_read`: the numbers of the drafts among the last rows that have begun.
+    """
 
     __slots__ = (
-        "_blocks", "_drafts", "_gate", "_model", "_num_pages", "_rule", "_size", "next", "pace", "unsettled",
+        "_blocks", "_drafts", "_gate", "_model", "_num_pages", "_rule", "_size", "drafts_read", "next", "pace",
+        "unsettled",
     )  # fmt: skip
 
     def __init__(self, pace: Pace, rule: Rule, model: ModelConfig, blocks: StoredBlocks, drafts: RequestDrafts) -> None:
@@ -68,6 +78,7 @@ class Lookahead:
         self._blocks, self._drafts, self._num_pages = blocks, drafts, blocks.num_pages
         self.next: NextRow | None = None
         self.unsettled: Unsettled | None = None
+        self.drafts_read: tuple[int, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -85,7 +96,14 @@ class Lookahead:
 
     @property
     def num_rows(self) -> int:
-        return 0 if self.next is None else 1 + self.next.perhaps_complete
+        return 0 if self.next is None else 1 + len(self._numbers(self.next)) + self.next.perhaps_complete
+
+    def _numbers(self, following: NextRow) -> list[int]:
+        """The numbers of the drafts that are read with the next row: those that may have a masked position."""
+        if not following.has_drafts:
+            return []
+        steps = (following.masked - 1) // (self.pace.picks or 1)
+        return [number for number in self._drafts.device_numbers() if number.bit_count() <= steps]
 
     def rows(self, row: Row) -> list[Row]:
         """The rows of the backbone's next forward. `row`: the request's, without a state."""
@@ -95,12 +113,22 @@ class Lookahead:
         index, writes_kv = following.index, following.perhaps_complete
         state, is_begun = unknown_state(self._size, following.masked), following.anchor is not None
         row = replace(
-            row, state=state, index=index, writes_kv=writes_kv, drafts=False, on_device=is_begun, rule=self._rule
+            self.revealing(row), state=state, index=index, writes_kv=writes_kv, drafts=False, on_device=is_begun
         )
-        if not writes_kv or index + 1 == self._num_pages:
-            return [row]
-        state = unknown_state(self._size, self._size)
-        return [row, replace(row, state=state, index=index + 1, writes_kv=False, on_device=False)]
+        numbers = self._numbers(following)
+        rows = [replace(row, num_drafts=len(numbers))]
+        for number in numbers:
+            state = unknown_state(self._size, following.masked - number.bit_count() * (self.pace.picks or 1))
+            draft = replace(row, state=state, writes_kv=False, rule=None, drafts_follow=False, draft=number)
+            rows.append(replace(draft, kind="verify"))
+        if writes_kv and index + 1 < self._num_pages:
+            state = unknown_state(self._size, self._size)
+            rows.append(replace(row, state=state, index=index + 1, writes_kv=False, on_device=False))
+        return rows
+
+    def revealing(self, row: Row) -> Row:
+        """The row of a state after which the device reveals the rule's picks, and perhaps drafts."""
+        return replace(row, rule=self._rule, drafts_follow=bool(self._drafts.device_numbers()))
 
     def refined_rows(self, row: Row) -> list[Row]:
         """The rows of MRP's next forward: of the block, and of the next one if the block may be complete."""
@@ -123,11 +151,13 @@ class Lookahead:
         if not rows:
             return
         row = rows[0]
+        read_before, self.drafts_read = self.drafts_read, tuple([row.draft for row in rows if row.draft])
         if row.anchor is None:
             num_refined = self.pace.mrp_steps
-        if row.writes_kv:
+        if row.writes_kv or (row.on_device and (read_before or self.drafts_read)):
             self.unsettled = Unsettled(rows, anchors, num_refined)
-            self._blocks.expect(row.index)
+            if row.writes_kv:
+                self._blocks.expect(row.index)
         elif row.rule is not None:
             self._name_next(row, anchors[0], row.state.tokens.count(MASKED), num_refined)
 
@@ -138,21 +168,30 @@ class Lookahead:
         """
         if self.unsettled is None:
             return
-        ((row, *following), anchors, num_refined), self.unsettled = self.unsettled, None
+        (rows, anchors, num_refined), self.unsettled = self.unsettled, None
+        row, last = rows[0], rows[-1]
         complete = index > row.index
-        self._blocks.settle(row, anchors[0], complete=complete)
+        if row.writes_kv:
+            self._blocks.settle(row, anchors[0], complete=complete)
         if num_refined:  # MRP waits for the results
             return
+        if self.drafts_read and any(anchor.output is not anchors[0].output for anchor in anchors):
+            return  # for want of memory they are in several forwards, so the device has not verified the drafts
         if not complete:
-            self._name_next(row, anchors[0], block.tokens.count(MASKED), 0)
-        elif following:
-            self._name_next(following[0], anchors[1], self._size, 0)
+            self._name_next(row, anchors[0], block.tokens.count(MASKED), 0, self.drafts_read)
+        elif last.index > row.index:
+            self._name_next(last, anchors[-1], self._size, 0)
 
-    def _name_next(self, row: Row, anchor: Anchor, masked: int, num_refined: int) -> None:
-        """Names the row after one that has begun. `masked`: the masked positions of its state, at most."""
+    def _name_next(self, row: Row, anchor: Anchor, masked: int, num_refined: int, drafts: Sequence[int] = ()) -> None:
+        """Names the row after one that has begun. `masked`: the masked positions of its state, at most.
+
+        `drafts`: the numbers of its drafts, which may be passed.
+        """
         if left := self._max_masked(row, masked):
-            perhaps = self.pace.picks is None or (self.pace.gate is not None and row.anchor is not None)
-            self.next = NextRow(row.index, left, anchor, min(num_refined, left), perhaps)
+            picks, gate = self.pace.picks, self.pace.gate
+            steps = 1 + max([number.bit_count() for number in drafts], default=0)
+            perhaps = picks is None or masked <= steps * picks or (gate is not None and row.anchor is not None)
+            self.next = NextRow(row.index, left, anchor, min(num_refined, left), perhaps, row.drafts_follow)
         elif row.index + 1 < self._num_pages:
             self._blocks.add_ahead(row)
             self.next = NextRow(row.index + 1, self._size, None)

@@ -25,7 +25,7 @@ from service.model.config import ModelConfig
 class Admitted(NamedTuple):
     """What a request starts with. `lease`: the pages for its whole length; the shared ones of its prompt are written.
 
-    `submitted`: seconds of the engine's clock. `first_line`: the first of its two lines of the state table; 0: it has
+    `submitted`: seconds of the engine's clock. `first_line`: the first of its lines of the state table; 0: it has
     none, and no row begins ahead.
     """
 

@@ -17,7 +17,7 @@ from service.engine.causal_request import CausalRequest, verifies_in_one_row
 from service.engine.config import EngineConfig
 from service.engine.diffusion_request import DiffusionRequest
 from service.engine.drafting.planner import DraftPlanner
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import LINES, Row
 from service.engine.prefix_cache import BlockTokens, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
 from service.engine.running_request import Admitted, RunningRequest
@@ -62,8 +62,8 @@ class Scheduler:
         self._prompts: list[RunningRequest] = []  # those whose prompts may not be stored yet, in the order of `running`
         self._tenants = Counter[str]()  # the running requests of each
         self._planner = planner
-        #: the first of two free lines of the state table, for each request that can start
-        self._lines = [1 + 2 * number for number in range(config.max_running if config.async_scheduling else 0)]
+        #: the first of a request's lines of the state table, for each request that can start
+        self._lines = [1 + LINES * number for number in range(config.max_running if config.async_scheduling else 0)]
 
     def enqueue(self, request: GenerationRequest, submitted: float) -> None:
         size, prompt = self._block_size, request.prompt_token_ids

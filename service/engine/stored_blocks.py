@@ -132,7 +132,7 @@ class StoredBlocks:
 
 
 def _for_mrp(row: Row, anchor: Anchor) -> Row:
-    return replace(row, sampling=None, rule=None, kind="mrp", anchor=anchor)
+    return replace(row, sampling=None, rule=None, drafts_follow=False, num_drafts=0, kind="mrp", anchor=anchor)
 
 
 @lru_cache

@@ -11,11 +11,13 @@ from benchmarks.inflated import InflatedWeights, inflate
 from benchmarks.shapes import SHAPES, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.drafting.planner import DRAFTS
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
 from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
 from tests.engine.helpers import FREE_ROWS
+from tests.plans import use_plan
 from tests.tiny import (
     DIFFCODER,
     DIFFCODER_NAME,
@@ -143,7 +145,8 @@ def answers(engine, prompts, new_tokens, stops=frozenset()):
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], DIFFCODER_NAME, FAST_DLLM_NAME])
-def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode(name):
+def test_tokens_and_forwards_are_the_small_checkpoints_in_every_mode(name, monkeypatch):
+    use_plan(monkeypatch, DRAFTS)
     options = LoadOptions(block_size=8)
     expected = answers(engine_of(load_checkpoint(GOLDEN / name, options)), [(3, 7, 9, 11, 13)], 20)
     large = engine_of(inflate(GOLDEN / name, LARGER, options))

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 
 from service.decode.block import Block, Pick
 from service.decode.canvas import DraftBudget
+from service.decode.drafts import numbers_by_rule
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
@@ -73,7 +74,8 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
 
 @settings(max_examples=150)
 @given(
-    blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4)),
+    blocks(), SEEDS, SEEDS,
+    st.builds(DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4), device_numbers=st.just(())),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
     st.one_of(st.just(99), st.integers(1, 6)),
 )  # fmt: skip
@@ -94,6 +96,24 @@ def test_with_any_budget_drafts_give_what_the_rule_gives_and_those_that_the_engi
     if budget.row >= 1 and plain == Static(1):
         assert not done.refinements
         assert all(len(query.states) == 1 for query in done.evaluations)
+
+
+@settings(max_examples=100)
+@given(blocks(), SEEDS, PLAIN, st.integers(1, 5))
+def test_drafts_by_the_rule_give_what_the_rule_gives(block: Block, seed: int, plain: RuleMode, count: int) -> None:
+    """In each forward they are those that were named, as far as there are masks."""
+    truth, numbers = random_oracle(seed), numbers_by_rule(plain.rule)
+    budget = DraftBudget(device_numbers=numbers[min(count, len(numbers) - 1)])
+    wanted = run(block, plain, truth)
+    done = run(block, replace(Speculative("auto", verify=plain.name), **asdict(plain)), truth, budget=budget)
+    assert picks(done) == picks(wanted)
+    assert len(done.evaluations) <= len(wanted.evaluations)
+    for query in done.evaluations:
+        assert len(query.states) == 1 + len(query.device_numbers)
+        assert set(query.device_numbers) <= set(budget.device_numbers)
+        assert not any(state.complete for state in query.states)
+        for state, number in zip(query.states[1:], query.device_numbers, strict=True):
+            assert state.num_revealed - query.states[0].num_revealed >= number.bit_count()
 
 
 EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0, 1.0000001, math.nan)

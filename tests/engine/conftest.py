@@ -3,7 +3,6 @@
 import pytest
 
 from service.model import Checkpoint
-from tests.plans import use_any_plans
 from tests.tiny import tiny_checkpoint
 
 
@@ -11,12 +10,6 @@ from tests.tiny import tiny_checkpoint
 def checkpoint() -> Checkpoint:
     """A tiny checkpoint, whose weights no test changes."""
     return tiny_checkpoint(1)
-
-
-@pytest.fixture(autouse=True)
-def any_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests with `mrp_steps: "auto"` get another plan after each step."""
-    use_any_plans(monkeypatch)
 
 
 @pytest.fixture(params=["eager", "triton"])

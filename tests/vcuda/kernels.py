@@ -11,9 +11,11 @@ from math import log, prod
 import numpy as np
 import torch
 
+from service.decode.drafts import NUM_STEPS
 from service.decode.policy import Prediction
 from service.decode.rules import CONFIDENCE, ENTROPY, JOINTLY, JointlyAbove, entropy_bounded
 from service.engine.forward.logits_sampler import _STEP, _mixed, gumbel
+from service.engine.forward.rows import LINES
 from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
@@ -178,6 +180,7 @@ def begin_replay(grid, states, params, param_table, mask_token, *, L, **_):
 
 
 def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, *, L, REPLAY, **_):
+    drafts = torch.stack([states[row] if REPLAY else table[params[row, 14]] for row in range(grid[0])])
     for row, (number, limit, *words) in enumerate(params[: grid[0]].tolist()):
         line, (first, read) = words[12], words[:2]
         state = states[row] if REPLAY else table[line]
@@ -189,10 +192,46 @@ def reveal_picks(grid, states, table, drawn, order, params, values, mask_token, 
             if REPLAY:
                 values[number, row, : len(masked)] = numbers
             _reveal(state, masked, numbers, params[row, 7:14])
-        if REPLAY and line:
+        if REPLAY and line and words[13] == 0:
             table[line] = state
+    for row in (params[: grid[0], 15] > 0).nonzero()[:, 0].tolist():
+        _draft(drafts, table, drawn, order, params, row, mask_token, REPLAY)
     if REPLAY:
         params[:, 0] += 1
+
+
+def _draft(states, table, drawn, order, params, row, mask_token, replay):
+    """Reveals the picks of the drafts that are passed, and drafts anew. `states`: the rows' states in this forward."""
+    line, code = params[row, 14:].tolist()
+    rule, length = params[row].clone()[7:14], states.shape[1]
+    first, state, drafts = line - (line - 1) % LINES, states[row].clone(), code // 2 % 8
+    is_next = code // 16 > 0 and not (state == mask_token).any()
+    if is_next:
+        row, drafts, state = row + code // 16, 0, torch.full_like(state, mask_token)
+
+    def step(read, state):
+        """-> all masked positions of a row's state, with their numbers, after its picks are revealed."""
+        masked = (state == mask_token).nonzero()[:, 0]
+        at = read * length + masked if replay else order[params[read, 2].item() + torch.arange(len(masked))].long()
+        numbers = torch.zeros(length, 4)
+        numbers[masked] = drawn[at]
+        if len(masked):
+            _reveal(state, masked, numbers[masked], rule)
+        return numbers
+
+    numbers = step(row, state)
+    for draft in range(row + 1, row + 1 + drafts):
+        if torch.equal(states[draft], state):
+            numbers = step(draft, state)
+    if not is_next:
+        table[line] = state
+    drafted, steps = state.clone(), torch.zeros(length, dtype=torch.int32)
+    for step in range(NUM_STEPS):
+        if len(masked := (drafted == mask_token).nonzero()[:, 0]):
+            _reveal(drafted, masked, numbers[masked], rule)
+        steps[(drafted != state) & (steps == 0)] = 1 << step
+    for number in range(1, LINES - 1):
+        table[first + 1 + number] = torch.where(steps & number > 0, drafted, state)
 
 
 def _reveal(state, masked, numbers, rule):

@@ -14,13 +14,15 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.modes.speculative import VERIFIED
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.drafting.planner import DRAFTS, PLAIN
 from service.engine.forward import oom_backoff
 from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.transfer import HostCopies
 from service.model.weight_update import apply_update, load_update
-from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, events_of
+from tests.engine.helpers import DEAR_ROWS, FREE_ROWS, SLOW_HOST, events_of
 from tests.other_weights import other_weights
+from tests.plans import use_any_plans, use_plan
 from tests.rules import Halving
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -39,9 +41,16 @@ PACED: dict[str, list[tuple[DecodingMode, SamplingParams]]] = {
     "sampled": [(Static(), SAMPLED), (Direct(2), SAMPLED), (Sequential(), SAMPLED)],
     "filtered": [(Static(), FILTERED), (Direct(2), FILTERED), (Static(2), FILTERED)],
 }
+#: and drafts that the device makes: in a tree, in a line, few of them
+BY_DEVICE: list[tuple[DecodingMode, SamplingParams]] = [
+    *[(Speculative("auto"), sampling) for sampling in (SamplingParams(), SAMPLED, FILTERED)],
+    *[(Speculative("auto", verify="sequential"), SAMPLED), (Speculative("auto", tokens_per_step=2), SAMPLED)],
+    (Speculative("auto", max_drafts=2), SAMPLED),
+]
 PACED["mixed"] = [pairs[-1] for pairs in PACED.values()]
 MIXED: list[tuple[DecodingMode, SamplingParams]] = [
     *PACED["mixed"],
+    *BY_DEVICE[::2],
     *[(Direct(3, 0.02), SAMPLED), (Direct(2, 0.005), SAMPLED), (Dynamic(0.3), SAMPLED)],
 ]
 #: and those of which it does so if a second row is free, since a block may be complete
@@ -138,7 +147,8 @@ def assert_launched_before_waits(device, engine, requests, num_waits):
         [(kind, count) for kind in PACED for count in (1, 8) if (kind, count) != ("mixed", 1)],
     ),
 )
-def test_the_next_forward_is_launched_before_each_wait(device, kind, count):
+def test_the_next_forward_is_launched_before_each_wait(device, kind, count, monkeypatch):
+    use_plan(monkeypatch, PLAIN)
     assert_launched_before_waits(device, engine_on_device(), requests_of(PACED[kind], count), num_waits=6)
 
 
@@ -146,6 +156,28 @@ def test_the_next_forward_is_launched_before_each_wait(device, kind, count):
 @pytest.mark.parametrize("kind", GATED)
 def test_the_next_forward_is_launched_before_each_wait_where_rows_are_free(device, kind, count):
     assert_launched_before_waits(device, engine_on_device(SLOW_HOST), requests_of(GATED[kind], count), num_waits=4)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_the_device_verifies_its_drafts_before_the_host_reads_them(device, count, monkeypatch):
+    """Each round has one wait, with the next round's forward behind it, and fewer rounds than tokens."""
+    use_plan(monkeypatch, DRAFTS)
+    requests, engine = requests_of(BY_DEVICE, count, 40), engine_on_device(FREE_ROWS, max_rows=128)
+    assert_launched_before_waits(device, engine, requests, num_waits=6)
+    stats = [events[-1].stats for events in events_of(engine, requests).values()]
+    num_forwards = [part.forwards.denoise + part.forwards.verify for part in stats]
+    assert sum(part.drafts_accepted for part in stats) > count
+    assert sum(num_forwards) <= 41 * count - sum(part.drafts_accepted for part in stats) / 2
+    assert sum(part.forwards.mrp for part in stats) == 0
+
+
+@pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))
+def test_other_plans_may_begin_and_end_between_drafts_of_the_device(device, seed, monkeypatch):
+    use_any_plans(monkeypatch, seed)
+    requests, engine = requests_of([*BY_DEVICE, *MIXED], 20, 40), engine_on_device(FREE_ROWS, max_rows=128)
+    for _ in range(2):
+        assert answers(events_of(engine, requests)) == expected_answers(requests)
+    assert waits(device.counts) == []
 
 
 @pytest.mark.parametrize("costs", [SLOW_HOST, DEAR_ROWS])

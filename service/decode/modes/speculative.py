@@ -20,7 +20,7 @@ from msgspec.structs import force_setattr
 
 from service.decode.block import Block, Pick, Step
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.drafts import Drafting, Drafts, chain, tree, worth_drafting
+from service.decode.drafts import Drafting, Drafts, by_rule, chain, tree, worth_drafting
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
 from service.decode.mode import DecodingMode, Pace, RuleMode
 from service.decode.modes.plain_modes import Dynamic, Entropy, Sequential, Static
@@ -141,7 +141,7 @@ class Speculative(DecodingMode, frozen=True):
         first = True
         while not canvas.block.complete:
             drafting, first = _draft(canvas, prediction, self, rule, first=first), False
-            drafts = (yield from drafting) if drafting else {}
+            drafts = (yield from drafting) if isinstance(drafting, Generator) else drafting
             if not drafts:  # most steps of `auto` under full load
                 (prediction,) = yield Evaluate((canvas.block,))
                 canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
@@ -157,7 +157,8 @@ class Speculative(DecodingMode, frozen=True):
             states.pop()
         top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
         gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
-        predictions = yield Evaluate(tuple(states), top_logprobs, gains)
+        numbers = tuple([draft.device_number for draft in drafts.values() if draft.device_number])
+        predictions = yield Evaluate(tuple(states), top_logprobs, gains, device_numbers=numbers)
         if len(predictions) < len(states):
             drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
         choose: _Choose = partial(canvas.choose, rule)
@@ -171,13 +172,15 @@ def _rule(mode: Speculative) -> Rule:
     return mode.plain.rule
 
 
-def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
-    """The generator of the drafts. None if no draft can be worth its cost. `first`: a block's first round."""
+def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | Drafts:
+    """The drafts or their generator. `first`: a block's first round."""
     if mode.mrp_steps == AUTO:
         budget, max_drafts = canvas.budget(), mode.max_drafts or len(canvas.block.tokens)
+        if budget.device_numbers:
+            return by_rule(canvas, prediction, rule, budget.device_numbers)
         if budget.states > max_drafts:
             budget = budget._replace(states=max_drafts)
-        return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else None
+        return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else {}
     if mode.max_drafts is None:
         return chain(canvas, prediction, mode.mrp_steps, rule, first=first)
     fixed = DraftBudget(0.0, mode.max_drafts, mode.mrp_steps)

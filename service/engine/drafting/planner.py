@@ -1,8 +1,8 @@
 """The drafts of requests with `mrp_steps: "auto"`: which plan runs, and which drafts are worth their price.
 
-Which plan runs is the clock's affair (`plan_clock.py`): no drafts, so that steps begin ahead; drafts of the backbone's
-predictions; or drafts that MRP refines. All such requests of a step have one plan, since one that waits for results
-makes all wait.
+Which plan runs is the clock's affair (`plan_clock.py`): no drafts; drafts of the backbone's predictions; or drafts that
+MRP refines. All such requests of a step have one plan, since one that waits for results makes all wait. Where steps
+begin ahead, the device makes the drafts of the backbone's predictions (`lookahead.py`), so nothing waits for them.
 
 Which drafts a forward reads is a matter of prices. Verifying a state that is passed with probability p gains p tokens.
 It is worth its cost if p is larger than the number of tokens that the batch could decode in the time of one row
@@ -17,14 +17,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, log, log2
 from operator import itemgetter
 
 from service.decode.block import Step
 from service.decode.canvas import DraftBudget
-from service.decode.drafts import worth_drafting
+from service.decode.drafts import numbers_by_rule, worth_drafting
 from service.decode.registry import leaves_drafts_open
-from service.decode.rules import TopConfidence
+from service.decode.rules import Rule, TopConfidence
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.plan_clock import PlanChoice, PlanClock
 from service.engine.drafting.reliability import Reliability
@@ -45,6 +46,9 @@ _REFINED_SHARE = 0.6
 #: _GAIN * log2(1 + states) more steps per forward. With MRP in blocks of 8 the factor `_REFINED_GAIN` comes on top. In
 #: smaller blocks and in trees of fewer states than `_SMALL` MRP gains less.
 _GAIN, _REFINED_GAIN, _SMALL, _SIZES = 0.45, 1.35, 4, (1, 2, 4, 8, 16)
+
+#: how often the device's drafts are passed, by their number, before any is read; and the weight of one
+_PASSED, _PASSED_WEIGHT = {1: 0.41, 2: 0.1, 3: 0.17, 5: 0.08, 7: 0.09}, 1 / 128
 
 #: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
 _Kind = tuple[str, bool, bool, bool]
@@ -70,6 +74,8 @@ class DraftPlanner:
         #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
         self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self.work, self._steps = StepWork(), 0
+        self._passed = dict(_PASSED)
+        self._device_numbers: dict[tuple[Rule, int], tuple[int, ...]] = {}  # by running requests, too
         self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests, until a step ends
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
@@ -136,6 +142,9 @@ class DraftPlanner:
     def expected_gain(self, plan: int, num_running: int) -> float:
         """The expected log of a plan's tokens a second over those without drafts, by the table."""
         costs, times = self.costs(), list[float]()
+        if plan == DRAFTS and costs.turn is not None:
+            numbers = self._best_device_numbers(TopConfidence(1), num_running)
+            return log(self._rate_by_device(num_running, numbers) / self._rate_by_device(num_running, ()))
         refines = plan == REFINED and costs.mrp is not None
         refining = _MRP_STEPS * costs.mrp.filled(num_running) if refines and costs.mrp else 0.0
         factor = 1.0 + (_REFINED_GAIN - 1.0) * max(0.0, log2(self._block_size) - 1.0) / 2.0 if refines else 1.0
@@ -146,6 +155,28 @@ class DraftPlanner:
             times.append(seconds / steps)
         plain = costs.backbone.filled(num_running) - self._turn(num_running)
         return log(max(plain, 1e-9) / max(min(times, default=plain), 1e-9))
+
+    def device_numbers(self, rule: Rule) -> tuple[int, ...]:
+        """The numbers of the drafts that the device makes and reads for each request, by the table."""
+        key = rule, self.work.num_running
+        if key not in self._device_numbers:
+            self._device_numbers[key] = self._best_device_numbers(*key)
+        return self._device_numbers[key]
+
+    def _best_device_numbers(self, rule: Rule, num_running: int) -> tuple[int, ...]:
+        choices = numbers_by_rule(rule)[: 1 + self._max_states(num_running)]
+        return max(choices, key=partial(self._rate_by_device, num_running))
+
+    def _rate_by_device(self, num_running: int, numbers: Sequence[int]) -> float:
+        """Tokens of a request by the time of a forward, in which some blocks are complete and the next ones begin."""
+        rows = num_running * (1 + len(numbers)) * (1 + 1 / self._block_size)
+        passed = sum([self._passed[number] for number in numbers])
+        return (1 + passed) / max(1e-9, self.costs().backbone.filled(round(rows)))
+
+    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
+        """Counts the drafts of the device that were read, and those that were passed."""
+        for number, (_, passed) in zip(numbers, step.gains, strict=True):
+            self._passed[number] += _PASSED_WEIGHT * ((passed > 0) - self._passed[number])
 
     def idle(self, expected: int) -> None:
         """No request runs. `expected`: the requests that start now."""
@@ -173,6 +204,7 @@ class DraftPlanner:
         if self._steps % _REFRESH == 0:
             self._slopes.clear()
             self._budgets.clear()
+            self._device_numbers.clear()
 
     def _prompt_seconds(self, step: StepWork) -> float:
         """The time by which rows of prompts make a step without drafts longer."""
@@ -289,15 +321,15 @@ class RequestDrafts:
 
     `mrp_steps`: the MRP forwards, as requested or chosen; None for modes without. `pages`: the pages before the current
     block. `refinements`: the MRP forwards of the present search. `followed`: the number of them whose state was the one
-    after the rule's picks in the forward before.
+    after the rule's picks in the forward before. `by_device`: whether the device can draft, as its rows begin ahead.
     """
 
-    __slots__ = ("_started", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
+    __slots__ = ("_started", "by_device", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
 
     def __init__(self, planner: DraftPlanner, uses_mrp: bool, mrp_steps: int | None) -> None:
         self.planner = planner
         self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
-        self.followed = 0
+        self.followed, self.by_device = 0, False
         self._started = list[tuple[PlanChoice, int]]()  # the plans with which the request started
 
     def start(self, choice: PlanChoice) -> None:
@@ -319,8 +351,15 @@ class RequestDrafts:
         return DraftBudget()
 
     def drafts_next(self) -> bool:
-        """Whether the next forward may read drafts."""
+        """Whether the next forward may read drafts that the policy makes."""
         return False
+
+    def device_numbers(self) -> tuple[int, ...]:
+        """The numbers of the drafts that the device makes and reads in a forward (`decode/drafts.py`)."""
+        return ()
+
+    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
+        """A step has read drafts of the device."""
 
     def num_ahead(self, following: int) -> int:
         """The MRP forwards that begin before the last one is read. `following`: their most that can follow."""
@@ -344,7 +383,7 @@ class RequestDrafts:
 class PlannedDrafts(RequestDrafts):
     """The drafts of a request with `auto`. `reliabilities`: without and with MRP."""
 
-    __slots__ = ("_last_followed", "_reliabilities", "_rule")
+    __slots__ = ("_last_followed", "_max_drafts", "_reliabilities", "_rule")
 
     def __init__(
         self,
@@ -357,13 +396,15 @@ class PlannedDrafts(RequestDrafts):
         super().__init__(planner, uses_mrp, _MRP_STEPS if uses_mrp else 0)
         self._rule, self._reliabilities = request.mode.rule, reliabilities
         self._last_followed = _MRP_STEPS
+        max_drafts: int | None = getattr(request.mode, "max_drafts", None)
+        self._max_drafts = max_drafts
 
     @property
     def refines(self) -> bool:
         return self.uses_mrp and self.planner.plan == REFINED
 
     def budget(self) -> DraftBudget:
-        if self.planner.plan == PLAIN:
+        if self.planner.plan == PLAIN or self._drafts_by_device:
             return DraftBudget()
         refines = self.refines
         return self.planner.budget(_MRP_STEPS if refines else 0, self._reliabilities[refines], self.pages)
@@ -371,6 +412,16 @@ class PlannedDrafts(RequestDrafts):
     def num_ahead(self, following: int) -> int:
         """As many as followed in the last search."""
         return min(following, self._last_followed)
+
+    @property
+    def _drafts_by_device(self) -> bool:
+        return self.by_device and self.planner.plan == DRAFTS
+
+    def device_numbers(self) -> tuple[int, ...]:
+        return self.planner.device_numbers(self._rule)[: self._max_drafts] if self._drafts_by_device else ()
+
+    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
+        self.planner.count_passed(numbers, step)
 
     def drafts_next(self) -> bool:
         return self.planner.plan != PLAIN and worth_drafting(self._rule, self.budget())
@@ -386,7 +437,7 @@ class PlannedDrafts(RequestDrafts):
                 self._last_followed = self.followed
             self.refinements = self.followed = 0
         for step in steps:
-            if step.gains:
+            if step.gains and not self._drafts_by_device:
                 self._reliabilities[self.refines].count(step.gains)
 
 

@@ -4,12 +4,19 @@ So a forward begins before the host has read the one before it. A request has tw
 modulo 2: the last row that reads a block's line begins before the first row of the second next block. A row with a
 `rule` reveals its picks in its line, and a row whose state is `on_device` reads it there. On a CPU, where a forward is
 over once it has begun, the rules reveal the picks; on CUDA kernels do (`state_kernels.py`).
+
+Where `drafts_follow`, the device also drafts, and verifies its drafts, with a line for each draft:
+
+    a forward reads    a state and its drafts
+    the device reveals the state's picks. If that makes a draft's state, it reveals the draft's picks, and so on
+    and drafts         the states after some of the rule's next steps, by the last prediction that it has used
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,10 +24,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, Pick
+from service.decode.drafts import NUM_STEPS
 from service.decode.policy import Prediction
 from service.decode.rules import DevicePicks, Rule
-from service.engine.forward.rows import Row, tokens_and_positions
+from service.engine.forward.rows import LINES, Row
 from service.engine.forward.sampling_batch import SamplingBatch, SamplingMetadata
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables, SentTable
@@ -33,13 +41,13 @@ def lines_of(rows: Sequence[Row]) -> NDArray[np.int32] | None:
 
 
 class StateTable:
-    """States by line, `tokens` int32 `[1 + 2 * max_running, L]`, the mask token at masked positions.
+    """States by line, `tokens` int32 `[1 + LINES * max_running, L]`, the mask token at masked positions.
 
     Line 0 is nobody's.
     """
 
     def __init__(self, max_running: int, length: int, mask_token_id: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(1 + 2 * max_running, length, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(1 + LINES * max_running, length, dtype=torch.int32, device=device)
         self._mask = mask_token_id
 
     def with_states(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -55,11 +63,9 @@ class StateTable:
 
     def reveal_by_rules(self, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
         """Reveals the picks of each row's rule. The host knows the rows' states."""
-        for row, prediction in zip(rows, predictions, strict=True):
-            if row.rule is not None and row.line:
-                picks = row.rule(prediction) if prediction.positions else ()
-                tokens, _ = tokens_and_positions([replace(row, state=row.state.reveal(picks))], self._mask)
-                self.tokens[row.line] = torch.from_numpy(tokens[0])
+        for line, state in states_after(rows, predictions).items():
+            tokens = [self._mask if token == MASKED else token for token in state.tokens]
+            self.tokens[line] = torch.tensor(tokens, dtype=torch.int32)
 
     def place_states(self, tokens: Tensor, lines: Tensor, pages: PagedAttend) -> None:
         """Copies states on the device to the tokens of a forward, `[R, L]` or longer, and the others to their lines.
@@ -93,8 +99,75 @@ class StateTable:
         from service.engine.forward import state_kernels
 
         state_kernels.reveal_picks[len(states),](
-            states, self.tokens, drawn, params, params, values, self._mask, REPLAY=True, **_sizes(states)
+            states,
+            self.tokens,
+            drawn,
+            params,
+            params,
+            values,
+            self._mask,
+            REPLAY=True,
+            **_sizes(states),
         )
+
+
+def states_after(rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[int, Block]:
+    """The states that a forward leaves in the state table, by line. The host knows the rows' states."""
+    after = dict[int, Block]()
+    for row, prediction in zip(rows, predictions, strict=True):
+        if row.rule is not None and row.line:
+            after[row.line] = _revealed(row.rule, row.state, prediction)
+    for drafted in drafted_rows(rows):
+        index, drafts, following = drafted
+        if rows[index].state.complete and following is not None:
+            index, drafts = following, range(0)
+        row, prediction = rows[index], predictions[index]
+        state, rule = after[row.line], cast(Rule, row.rule)
+        for draft in drafts:
+            if rows[draft].state == state:
+                prediction = predictions[draft]
+                state = _revealed(rule, state, prediction)
+        after[row.line] = state
+        steps, last = list[tuple[Pick, ...]](), state
+        for _ in range(NUM_STEPS):
+            prediction = prediction.restricted_to(last)
+            steps.append(rule(prediction) if prediction.positions else ())
+            last = last.reveal(steps[-1])
+        for number in range(1, 2**NUM_STEPS):
+            picks = [pick for step, taken in enumerate(steps) if number >> step & 1 for pick in taken]
+            after[replace(row, draft=number).line] = state.reveal(picks)
+    return after
+
+
+def _revealed(rule: Rule, state: Block, prediction: Prediction) -> Block:
+    return state.reveal(rule(prediction)) if prediction.positions else state
+
+
+class DraftedRows(NamedTuple):
+    """A row behind which the device drafts. `drafts`: its drafts. `following`: the next block's row.
+
+    All are indices of a forward's rows.
+    """
+
+    row: int
+    drafts: range
+    following: int | None
+
+
+def drafted_rows(rows: Sequence[Row]) -> list[DraftedRows]:
+    """The rows behind which the device drafts.
+
+    Without memory for all rows of a request its drafts may come in a later forward. Then their lines stay as they are.
+    """
+    indices = {(row.first_line, row.index): index for index, row in enumerate(rows) if row.drafts_follow}
+    drafted = list[DraftedRows]()
+    for (line, block), index in indices.items():
+        if (line, block - 1) in indices:
+            continue  # the row before decides whether this one counts
+        drafts = range(index + 1, index + 1 + rows[index].num_drafts)
+        if drafts.stop <= len(rows) and all(rows[draft].first_line == line for draft in drafts):
+            drafted.append(DraftedRows(index, drafts, indices.get((line, block + 1))))
+    return drafted
 
 
 class PlannedStates:
@@ -143,7 +216,15 @@ class PlannedStates:
             from service.engine.forward import state_kernels
 
             state_kernels.reveal_picks[len(params.host),](
-                states, states, values, sent.tensor, params.tensor, values, self._mask, REPLAY=False, **_sizes(states)
+                states,
+                states,
+                values,
+                sent.tensor,
+                params.tensor,
+                values,
+                self._mask,
+                REPLAY=False,
+                **_sizes(states),
             )
 
         return reveal
@@ -167,6 +248,9 @@ def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: 
     words = [rule_words(row.rule) for row in metadata.rows] if len(rules) > 1 else rule_words(rules.pop())
     params[:, 7:12], params[:, 12:14] = words, np.ones(1).view(np.int32)
     params[:, 14] = [row.line for row in metadata.rows]
+    for index, drafts, following in drafted_rows(metadata.rows):
+        params[index, 15] = 1 + 2 * len(drafts) + (0 if following is None else 16 * (following - index))
+    params[[bool(row.draft) for row in metadata.rows], 15] = -1
     return params
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, index_select, stack
 
 from service.decode.block import MASKED, Block
+from service.decode.drafts import NUM_STEPS
 from service.decode.rules import Rule
 from service.engine.request import ForwardKind, LogprobsRequest, SamplingParams
 from service.model.config import ModelConfig
@@ -76,6 +77,10 @@ class LogitAdjustment(NamedTuple):
     forbidden: Mapping[int, Sequence[int]]
 
 
+#: the lines of a request in the state table: two for the states of its blocks, the others for drafts by their numbers
+LINES = 1 + 2**NUM_STEPS
+
+
 class Row(Struct, frozen=True, gc=False):
     """One block of tokens. It reads its request's first `index` pages and, if `writes_kv`, writes the next one."""
 
@@ -99,7 +104,11 @@ class Row(Struct, frozen=True, gc=False):
     #: whether the state table alone has its state. The host does not know it yet: it has at most as many
     #: masked positions as `state`
     on_device: bool = False
-    first_line: int = 0  # of its request's two lines of the state table; 0: it has none
+    first_line: int = 0  # of its request's lines of the state table; 0: it has none
+    #: whether the device drafts after its picks: the states after some of the rule's next steps by the same prediction
+    drafts_follow: bool = False
+    num_drafts: int = 0  # the next rows that are such drafts of its state, which the device has made before
+    draft: int = 0  # `Draft.device_number` of such a draft; 0: it is none
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False
@@ -108,7 +117,9 @@ class Row(Struct, frozen=True, gc=False):
     @property
     def line(self) -> int:
         """The line of the state table in which its state is kept. 0: in none."""
-        return self.first_line + self.index % 2 if self.first_line and (self.on_device or self.rule is not None) else 0
+        if not self.first_line or not (self.on_device or self.rule is not None):
+            return 0
+        return self.first_line + (1 + self.draft if self.draft else self.index % 2)
 
 
 def masked_row(config: ModelConfig, num_pages: int, index: int) -> Row:

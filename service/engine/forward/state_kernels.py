@@ -7,10 +7,13 @@ positions.
 import triton
 import triton.language as tl
 
+from service.decode.drafts import NUM_STEPS
 from service.decode.rules import ENTROPY, JOINTLY, LEFT
 
 _LEFT, _ENTROPY, _JOINTLY = tl.constexpr(LEFT), tl.constexpr(ENTROPY), tl.constexpr(JOINTLY)
 _INFINITY = tl.constexpr(float("inf"))
+#: the steps that lead to drafts, and a request's lines of the state table (`rows.LINES`)
+_NUM_STEPS, _LINES = tl.constexpr(NUM_STEPS), tl.constexpr(1 + 2**NUM_STEPS)
 
 
 @triton.jit
@@ -182,6 +185,73 @@ def begin_replay(
 
 
 @triton.jit
+def _values_at(drawn, order, param, masked, row, lane, L: tl.constexpr, REPLAY: tl.constexpr):
+    """The tokens' bits, confidences and entropies at a row's masked positions. `param`: its words in `row_table`."""
+    if REPLAY:
+        index = row * L + lane
+    else:
+        rank = tl.cumsum(masked.to(tl.int32), 0) - 1
+        index = tl.load(order + tl.load(param + 2) + rank, mask=masked, other=0)
+    value = drawn + 4 * index.to(tl.int64)
+    token = tl.load(value, mask=masked, other=0.0).to(tl.int32, bitcast=True)
+    return token, tl.load(value + 1, mask=masked, other=-1.0), tl.load(value + 2, mask=masked, other=0.0)
+
+
+@triton.jit
+def _draft(
+    states, table, drawn, order, row_table, row, state, was_masked, MASK_TOKEN, L: tl.constexpr, PAD: tl.constexpr,
+    REPLAY: tl.constexpr,
+):  # fmt: skip
+    """Reveals the picks of the drafts that are passed, and drafts anew. Arguments as of `reveal_picks`.
+
+    `state` `[PAD]`: a row's state after its picks. `was_masked`: its masked positions before.
+    """
+    param = row_table + row * 16
+    lane = tl.arange(0, PAD)
+    inside = lane < L
+    line = tl.load(param + 14)
+    first_line = line - (line - 1) % _LINES
+    sure = tl.full([1], 1.0, tl.float64)
+    num_drafts = (tl.load(param + 15) // 2) % 8
+    read = row
+    if tl.sum(was_masked.to(tl.int32), 0) == 0:
+        read += tl.load(param + 15) // 16  # the block was complete, so the next one is decoded
+    is_next = read > row
+    seen = was_masked | (inside & is_next)
+    token, confidence, entropy = _values_at(drawn, order, row_table + read * 16, seen, read, lane, L, REPLAY)
+    if is_next:
+        num_drafts = num_drafts * 0
+        picked, sure = _rule_picks(seen, lane, confidence, entropy, param + 7, sure, L)
+        state = tl.where(picked, token, MASK_TOKEN)
+    for draft in range(1, num_drafts + 1):
+        number = row + draft
+        at = table + tl.load(row_table + number * 16 + 14) * L
+        if REPLAY:
+            at = states + number * L
+        drafted = tl.load(at + lane, mask=inside, other=-1)
+        if tl.sum((inside & (drafted != state)).to(tl.int32), 0) == 0:
+            seen = inside & (state == MASK_TOKEN)
+            token, confidence, entropy = _values_at(
+                drawn, order, row_table + number * 16, seen, number, lane, L, REPLAY
+            )
+            picked, sure = _rule_picks(seen, lane, confidence, entropy, param + 7, sure, L)
+            state = tl.where(picked, token, state)
+    tl.debug_barrier()  # every warp has read the drafts
+    drafted = state
+    steps = tl.zeros([PAD], tl.int32)  # by position the bit of the step that reveals it
+    for step in range(_NUM_STEPS):
+        seen = inside & (drafted == MASK_TOKEN)
+        picked, sure = _rule_picks(seen, lane, confidence, entropy, param + 7, sure, L)
+        drafted = tl.where(picked, token, drafted)
+        steps += tl.where(picked, 1 << step, 0)
+    for draft in range(1, _LINES - 1):
+        at = table + (first_line + 1 + draft) * L
+        tl.store(at + lane, tl.where((steps & draft) > 0, token, state), mask=inside)
+    if not is_next:
+        tl.store(table + line * L + lane, state, mask=inside)
+
+
+@triton.jit
 def reveal_picks(
     states,  # [R, L] int32, in a replay: the rows' states, in which the picks are revealed
     table,  # [N, L] int32: the state table, in which the picks are revealed, too
@@ -189,14 +259,16 @@ def reveal_picks(
     order,  # [M] int32: the index in `drawn` of each masked position, row by row; not read in a replay
     row_table,  # [R, 16] int32: the number of replays before, the number of those that reveal, temperature's bits and
     #             flags (not in a replay: the row's first index in `order`, and the number of its positions there), two
-    #             words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`, the line
+    #             words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`, the
+    #             line, and: -1 for a draft, 0, or if drafts follow 1 + 2 * the number of its drafts, which are the next
+    #             rows, + 16 * the distance to the next block's row (0: there is none)
     values,  # [K, R, L, 4] float32, in a replay: the numbers in `drawn` of a row's masked positions, one after another
     MASK_TOKEN,
     L: tl.constexpr,
     PAD: tl.constexpr,
     REPLAY: tl.constexpr,
 ):
-    """Reveals the picks of each row's rule. Grid: rows."""
+    """Reveals the picks of each row's rule. Where drafts follow, the drafts' too, and drafts anew. Grid: rows."""
     row = tl.program_id(0)
     param = row_table + row * 16
     lane = tl.arange(0, PAD)
@@ -209,8 +281,10 @@ def reveal_picks(
         at = states + row * L
     state = tl.load(at + lane, mask=inside, other=-1)
     tl.debug_barrier()  # every warp has read what one of them changes
-    masked = state == MASK_TOKEN
+    was_masked = state == MASK_TOKEN
+    masked = was_masked
     rank = tl.cumsum(masked.to(tl.int32), 0) - 1
+    drafts = tl.load(param + 15)
     if REPLAY:
         tl.store(param, number + 1)
         index = row * L + lane
@@ -234,5 +308,7 @@ def reveal_picks(
         bits, single = sure.to(tl.uint64, bitcast=True), tl.arange(0, 1)
         tl.store(param + 12 + single, bits.to(tl.uint32).to(tl.int32, bitcast=True))
         tl.store(param + 13 + single, (bits >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
-    if REPLAY and tl.load(param + 14) > 0:
+    if drafts > 0:
+        _draft(states, table, drawn, order, row_table, row, state, was_masked, MASK_TOKEN, L, PAD, REPLAY)
+    elif REPLAY and (tl.load(param + 14) > 0) & (drafts == 0):
         tl.store(line + lane, state, mask=inside)

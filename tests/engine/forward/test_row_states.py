@@ -7,13 +7,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, Pick
+from service.decode.drafts import NUM_STEPS, numbers_by_rule
 from service.decode.policy import Prediction
-from service.decode.rules import TopConfidence
+from service.decode.rules import ConfidenceAbove, LeftToRight, TopConfidence
 from service.engine import SamplingParams
 from service.engine.forward.logits_sampler import noise_keys
-from service.engine.forward.row_states import StateTable, lines_of
-from service.engine.forward.rows import Row, tokens_and_positions
+from service.engine.forward.row_states import StateTable, lines_of, row_params, states_after
+from service.engine.forward.rows import LINES, Row, tokens_and_positions
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.model.layer_ops import PagedAttend
 from service.model.transfer import PackedTables
@@ -80,7 +81,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Row], list[Row], int | None]:
     for number, state in enumerate(states):
         sampling = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=draw(st.integers(0, 2**63 - 1)))
         index, rule = draw(st.integers(0, 2**20)), draw(st.one_of(st.none(), device_rules()))
-        first_line = 1 + 2 * number
+        first_line = 1 + LINES * number
         row = Row(state, index, (), writes_kv=state.complete, sampling=sampling, rule=rule, first_line=first_line)
         if sub_block is not None and state.complete:
             row = replace(row, opens_next=draw(st.booleans()), rule=None)
@@ -191,3 +192,80 @@ def _params(batch: SamplingBatch) -> np.ndarray:
     params = np.zeros((len(batch), 6), np.int32)
     params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
     return params
+
+
+# --- drafts of the device ------------------------------------------------------------------------------------
+
+
+@st.composite
+def drafted_worlds(draw: st.DrawFn) -> list[Row]:
+    """Rows with their states: of each request a state, up to three drafts of it, and perhaps the next block's row."""
+    length = draw(st.sampled_from([2, 4, 8, 16]))
+    tokens, rows = st.sampled_from([MASKED, MASKED, MASKED, 4]), list[Row]()
+    counts = st.integers(1, 3)
+    rules = st.one_of(st.builds(TopConfidence, counts), st.builds(LeftToRight, counts), st.just(ConfidenceAbove(0.4)))
+    for number in range(draw(st.integers(1, 3))):
+        sampling, index = SamplingParams(draw(st.sampled_from([0.0, 0.7])), seed=number), draw(st.integers(0, 99))
+        state = Block(tuple(draw(st.one_of(st.lists(tokens, min_size=length, max_size=length), st.just([4] * length)))))
+        row = Row(
+            state, index, (), writes_kv=False, sampling=sampling, rule=draw(rules), first_line=1 + LINES * number,
+            drafts_follow=draw(st.booleans()),
+        )  # fmt: skip
+        rows.append(row)
+        if not row.drafts_follow:
+            continue
+        numbers = draw(st.sampled_from(numbers_by_rule(row.rule)))
+        rows[-1] = replace(row, num_drafts=len(numbers))
+        for draft in numbers:
+            masked, picks = state.masked, row.rule.num_picks or 1
+            steps = [masked[step * picks : (step + 1) * picks] for step in range(NUM_STEPS) if draft >> step & 1]
+            drafted = state.reveal(Pick(p, 5, 0.5) for positions in steps for p in positions)
+            rows.append(replace(row, state=drafted, rule=None, drafts_follow=False, draft=draft, on_device=True))
+        if draw(st.booleans()):
+            rows.append(replace(row, state=Block((MASKED,) * length), index=index + 1))
+    return rows
+
+
+@settings(max_examples=40, phases=NO_SHRINKING)
+@given(drafted_worlds(), st.integers(0, 2**31), st.booleans())
+def test_the_device_verifies_its_drafts_and_drafts_anew_as_the_host(
+    device: str, rows: list[Row], seed: int, replay: bool
+) -> None:
+    """Tokens are few and confidences tie, so drafts are often passed."""
+    length, rng = len(rows[0].state.tokens), np.random.default_rng(seed)
+    table = StateTable(len(rows), length, MASK, torch.device(device))
+    wanted = _tensor([row.state for row in rows])
+    for row, state in zip(rows, wanted, strict=True):
+        table.tokens[row.line] = state
+    batch = SamplingBatch.from_rows(rows, length)
+    chosen, confidences = rng.choice([5, 5, 5, 6], len(batch)), rng.choice(EDGES[-3:], len(batch))
+    values = torch.zeros(len(batch), 4)
+    values[:, 0], values[:, 1] = torch.from_numpy(chosen).int().view(torch.float32), torch.from_numpy(confidences)
+    if replay:
+        drawn = torch.zeros(len(rows) * length, 4)
+        drawn[torch.from_numpy(batch.flat)] = values
+        params = torch.from_numpy(row_params(batch.metadata, [1] * len(rows))).to(device)
+        results = torch.zeros(1, len(rows), length, 4, device=device)
+        table.reveal_replay(wanted.clone().to(device), drawn.to(device), params, results)
+    else:
+        tables = PackedTables(torch.device(device))
+        planned = table.plan(batch, tables)
+        reveal = planned.plan_reveal(np.arange(len(batch)), tables)
+        tables.send()
+        reveal(values.to(device))
+    predictions = [
+        Prediction(
+            row.state.masked,
+            chosen[batch.row == number].tolist(),
+            confidences[batch.row == number].tolist(),
+            entropies=[0.0] * len(row.state.masked),
+        )
+        for number, row in enumerate(rows)
+    ]
+    after = states_after(rows, predictions)
+    for line, state in after.items():
+        assert table.tokens[line].tolist() == _tensor([state])[0].tolist(), (line, rows)
+    for row in rows:
+        if row.drafts_follow:
+            assert row.line in after
+    assert not table.tokens[0].any()
