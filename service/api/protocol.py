@@ -271,6 +271,7 @@ class GenerateBody(StepMapField, DecodingFields):
         description="at most the rest of the context after the prompt; default: the rest, up to the server's "
         "`default_max_tokens`",
     )
+    max_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="as `max_new_tokens`, by OpenAI's name")
     n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
     stream: bool = Field(False, description="server-sent events, one per block")
     stream_steps: bool = Field(
@@ -286,6 +287,21 @@ class GenerateBody(StepMapField, DecodingFields):
                 f"{received} given, exactly one of {', '.join(PROMPTS)} is allowed", param=(names or PROMPTS)[-1]
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> GenerateBody:
+        if self.max_tokens and self.max_new_tokens and self.max_tokens != self.max_new_tokens:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens} and max_new_tokens is {self.max_new_tokens}: they are one field, "
+                "send one of them",
+                param="max_tokens",
+            )
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of the answer, by either name. None: the server's default."""
+        return self.max_new_tokens or self.max_tokens
 
     @model_validator(mode="after")
     def _steps_are_streamed(self) -> GenerateBody:
