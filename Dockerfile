@@ -33,12 +33,13 @@ RUN case "$DEVICE" in \
 
 # The dependencies, from empty packages of our names: a change of our code does not install them again.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir service training && touch service/__init__.py training/__init__.py \
+RUN mkdir mrp_serve service training && touch mrp_serve/__init__.py service/__init__.py training/__init__.py \
     && pip install -c constraints.txt . \
     && pip uninstall -y mrp-serve
 # For clouds: `ray up` on AWS wants EXTRA_PACKAGES=boto3 on the head.
 RUN printf '%s' "$EXTRA_PACKAGES" | xargs -r pip install -c constraints.txt
 
+COPY mrp_serve mrp_serve
 COPY service service
 COPY training training
 RUN pip install --no-deps . && pip check

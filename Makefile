@@ -14,7 +14,7 @@ bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 audit := $(VENV)-audit
 clients := $(VENV)-clients
-code := service tests $(wildcard training loadtest benchmarks dev)
+code := mrp_serve service tests $(wildcard training loadtest benchmarks dev)
 
 .DELETE_ON_ERROR:
 .PHONY: help install serve loadtest calibrate docs pictures test test-slow clients gpu lint check audit format clean

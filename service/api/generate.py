@@ -139,7 +139,7 @@ class GenerateBuilder(ResponseBuilder):
 
 def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
     """Parses a body of POST /generate. Raises InvalidRequest or UnknownModel with the reason."""
-    request = parse_generate(body, context.card.default_mode)
+    request = parse_generate(body, context.card.default_mode, GenerateBody)
     if request.model is not None:
         check_model(request.model, context.card)
     first = to_replica_request(

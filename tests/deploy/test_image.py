@@ -29,7 +29,7 @@ def test_hadolint_has_nothing_to_say():
 
 def test_only_copied_files_reach_the_build():
     sources = [source for argument in BUILD.all("COPY") for source in argument.split()[:-1]]
-    assert {"constraints.txt", "pyproject.toml", "service"} <= set(sources)
+    assert {"constraints.txt", "pyproject.toml", "mrp_serve", "service", "training"} <= set(sources)
     for source in sources:
         assert (ROOT / source).exists()
         assert sent_to_the_build(source)

@@ -107,7 +107,7 @@ def test_examples_are_of_the_schema(schema):
 def test_examples_are_requests(schema, name):
     example = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
     assert example["summary"]
-    request = parse_generate(example["value"], "speculative")
+    request = parse_generate(example["value"], "speculative", GenerateBody)
     assert request.quality in {*QUALITIES, None}
 
 
