@@ -147,18 +147,18 @@ class TextModel:
             while self.engine.has_work:
                 for event in self.engine.step():
                     if not (text := texts[index := int(event.request_id)]).stopped:
-                        yield index, self._block(event, text)
+                        yield index, self._block(event, text, constrained=requests[index].grammar is not None)
         finally:  # an error, an interrupt, a closed stream: no request may stay for the next call
             for request in requests:
                 self.engine.abort(request.request_id)
 
-    def _block(self, event: BlockEvent, text: TextStream) -> StreamedBlock:
+    def _block(self, event: BlockEvent, text: TextStream, *, constrained: bool) -> StreamedBlock:
         if event.error is not None:
             raise event.error
         piece, token_ids = text.push(event.token_ids)
         if text.stopped:
             self.engine.abort(event.request_id)
-            met = None if event.constraint_met is None else False
+            met = False if constrained else None  # the stop text cut the answer
             event = replace(event, token_ids=token_ids, finish_reason="stop", constraint_met=met)
         return StreamedBlock(piece + text.finish() if event.finish_reason else piece, event)
 

@@ -66,7 +66,7 @@ def test_only_torch_comes_from_the_index_of_torch():
     ).stdout
     [line] = [line for line in recipe.splitlines() if "PIP_INDEX_URL" in line]
     assert line.startswith('PIP_INDEX_URL="INDEX"')
-    assert line.endswith("--no-deps -c constraints.txt torch")
+    assert line.endswith("-c constraints.txt --no-deps torch")
 
 
 # --- the install steps, for real ---------------------------------------------------------------------
