@@ -151,7 +151,9 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="comma-separated keys for `/admin/…`; no keys: there are no such routes"
+        (),
+        repr=False,
+        description="comma-separated keys for `/admin/…` and `/reset_prefix_cache`; no keys: there are no such routes",
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

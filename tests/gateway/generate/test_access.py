@@ -83,7 +83,7 @@ class TestKeys:
         routes = [(method, path.replace("{model_id}", "demo")) for path in paths for method in paths[path]]
         public = {path for method, path in routes if (await locked.request(method, path, json={})).status_code != 401}
         assert len(routes) > 8
-        assert public == {"/live", "/health", "/metrics"}
+        assert public == {"/live", "/health", "/ping", "/version", "/metrics"}
 
     async def test_a_key_may_have_letters_beyond_ascii(self, generator):
         async with over(generator, api_keys=("schlüssel",)) as http:
