@@ -1,14 +1,17 @@
 """Checks before a body is parsed: its size, the key, the route, the id of the request."""
 
 import json
+import tomllib
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from service.api.answers import Version
 from service.replica.replica import Replica
 from tests.gateway.generate.helpers import GENERATE, body, problem
-from tests.gateway.helpers import over
+from tests.gateway.helpers import assert_shape, over
+from tests.sources import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,13 @@ class TestKeys:
 
 
 class TestRoutes:
+    async def test_the_routes_of_other_servers_for_operators(self, http):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        answer = (await http.get("/version")).json()
+        assert answer == {"version": project["version"]}
+        assert_shape(Version, answer)
+        assert (await http.get("/ping")).json() == (await http.get("/health")).json()
+
     @pytest.mark.parametrize(
         ("method", "path", "status", "code"),
         [
