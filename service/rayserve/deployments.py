@@ -139,7 +139,7 @@ class IngressDeployment:
         self._ingress = Ingress(_replica_name(), settings, backend, IngressDeps(start_tracing(settings), registry))
         self._ingress.watch()
         if not listens and (warning := open_warning(settings)):
-            _log.warning(warning)
+            logging.getLogger(__name__).warning(warning)
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None
         if listens:
