@@ -296,7 +296,7 @@ class PromptBody(DecodingFields):
         return self.max_new_tokens or self.max_tokens
 
 
-class GenerateBody(StepMapField, PromptBody):
+class GenerateBody(PromptBody, StepMapField):
     """The body of POST /generate. Exactly one of the three prompts must be given."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT, "anyOf": _one_plan()})
