@@ -189,9 +189,11 @@ def _expanded(
     @wraps(command)
     def expanded(**values: Any) -> None:
         chosen = {option.name: values.pop(option.name) for option in options}
-        for model in filter(None, (values.pop(_MODEL.name) for _ in argument)):
+        if argument and (model := values.pop(_MODEL.name)) is not None:
             if chosen["model"] not in (None, model):
-                raise SettingsError(f"model is {model!r}, and --model is {chosen['model']!r}", param="model")
+                raise SettingsError(
+                    f"model is {model!r}, and --model is {chosen['model']!r}; give one of them", param="model"
+                )
             chosen["model"] = model
         values[parameter] = value(chosen)
         command(**values)
