@@ -3,6 +3,8 @@
 #   docker build --build-arg TORCH_INDEX=ADDRESS -t mrp-serve:cpu .     small; ADDRESS: PyTorch's index of CPU wheels
 #   docker build --build-arg DEVICE=cuda -t mrp-serve:cuda .            the default wheels, which bring CUDA along
 #
+#   docker run --init -p 127.0.0.1:8000:8000 mrp-serve:cpu --model X    or `serve X`, `check X`, `bash` (deploy/entrypoint.sh)
+#
 # For a build that can be repeated: --build-arg PYTHON_IMAGE=python:3.11-slim@sha256:… (docs/deploy.md#the-image).
 # tests/deploy/test_image.py runs the install steps of this file in an empty environment.
 
@@ -33,12 +35,13 @@ RUN case "$DEVICE" in \
 
 # The dependencies, from empty packages of our names: a change of our code does not install them again.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir service training && touch service/__init__.py training/__init__.py \
+RUN mkdir mrp_serve service training && touch mrp_serve/__init__.py service/__init__.py training/__init__.py \
     && pip install -c constraints.txt . \
     && pip uninstall -y mrp-serve
 # For clouds: `ray up` on AWS wants EXTRA_PACKAGES=boto3 on the head.
 RUN printf '%s' "$EXTRA_PACKAGES" | xargs -r pip install -c constraints.txt
 
+COPY mrp_serve mrp_serve
 COPY service service
 COPY training training
 RUN pip install --no-deps . && pip check
@@ -48,6 +51,13 @@ RUN mrp-serve check --device cpu
 FROM ${PYTHON_IMAGE} AS runtime
 
 ARG DEVICE=cpu
+ARG VERSION=""
+ARG REVISION=""
+LABEL org.opencontainers.image.title="mrp-serve" \
+      org.opencontainers.image.description="Serves block-diffusion language models (SDAR) with Multi-token Residual Prediction (MRP)." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 
 # rsync: `ray up` copies files into the container with it. wget: KubeRay's probes, which ask this container, so by no proxy.
 # gcc: Triton compiles with it what starts its kernels.
@@ -65,14 +75,16 @@ RUN useradd --create-home --uid 1000 mrp \
     && echo "export PATH=/opt/mrp-serve/bin:\$PATH" > /etc/profile.d/mrp-serve.sh
 
 COPY --from=build /opt/mrp-serve /opt/mrp-serve
+COPY deploy/entrypoint.sh /usr/local/bin/mrp-serve-image
 
-# RAY_*: as `mrp-serve serve` sets them, for clusters that start Ray themselves; these must bring a token. NVIDIA_*: what the
+# MRP_SERVE_HOST: a container's port is reached from outside it. RAY_*: as `mrp-serve serve` sets them, for clusters that start Ray themselves; these must bring a token. NVIDIA_*: what the
 # container runtime hands in where the host has a GPU.
 ENV PATH=/opt/mrp-serve/bin:$PATH \
     HOME=/home/mrp \
     HF_HOME=/cache/huggingface \
     TRITON_CACHE_DIR=/cache/huggingface/triton \
     PYTHONUNBUFFERED=1 \
+    MRP_SERVE_HOST=0.0.0.0 \
     RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_SERVE_PROXY_USE_GRPC=1 \
     RAY_worker_niceness=0 \
@@ -95,4 +107,5 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('MRP_SERVE_PORT', '8000') + '/health', timeout=4)"]
 
-CMD ["mrp-serve", "serve", "--host", "0.0.0.0"]
+ENTRYPOINT ["mrp-serve-image"]
+CMD ["serve"]

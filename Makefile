@@ -11,10 +11,13 @@ ARGS ?=
 TORCH_INDEX ?=
 
 bin := $(VENV)/bin
+pip := $(bin)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Installed: what serving needs, and all, with tests and tools.
+serving := $(VENV)/.serving
 stamp := $(VENV)/.installed
 audit := $(VENV)-audit
 clients := $(VENV)-clients
-code := service tests $(wildcard training loadtest benchmarks dev)
+code := mrp_serve service tests $(wildcard training loadtest benchmarks dev)
 
 .DELETE_ON_ERROR:
 .PHONY: help install serve loadtest calibrate docs pictures test test-slow clients gpu lint check audit format clean
@@ -25,14 +28,22 @@ help:
 
 install: $(stamp)  ## set everything up in .venv
 
-$(stamp): pyproject.toml constraints.txt
+$(serving): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
-	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(bin)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt torch)
-	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[batch,dev,loadtest,paper,tracing,train]'
+	@$(bin)/python -m pip --version >/dev/null 2>&1 || { echo "make: a virtual environment in $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "make: the packages that serving needs, once; some minutes"
+	@test -n "$(TORCH_INDEX)" || test -e /dev/nvidiactl || \
+		echo "make: no NVIDIA GPU here; TORCH_INDEX=ADDRESS, an index of CPU wheels of torch, may save 3 GiB (README.md)"
+	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(pip) --no-deps torch)
+	$(pip) -e '.[tracing]'
 	@touch $@
 
-serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
+$(stamp): $(serving)
+	@echo "make: the packages of tests and tools, once; some minutes"
+	$(pip) -e '.[batch,dev,loadtest,paper,tracing,train]'
+	@touch $@
+
+serve: $(serving)  ## serve the demo checkpoint on 127.0.0.1:8000
 	$(bin)/mrp-serve serve $(ARGS)
 
 # The plans of each `quality` on the demo, and their picture: after every change of the checkpoint or of a mode. Half an hour of a core.

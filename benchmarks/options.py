@@ -50,7 +50,7 @@ def run(command: Callable[..., None], name: str = "benchmarks") -> None:
 
 
 def write_rows(output: Path | None, rows: Any) -> None:
-    """Writes rows as JSON, where `--output` names a file."""
+    """Writes rows as JSON, where `--out` names a file."""
     if output:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.main import app
-from service.settings.settings import VARIABLES, Settings
+from service.settings.settings import SECTIONS, VARIABLES, Settings, section_of
 from service.settings.sources import ALIASES
 from service.telemetry.metrics import METRICS, Metric
 
@@ -23,14 +23,20 @@ A setting has three forms. The first form in this list has precedence:
 3. a line of the YAML or JSON file that `--config` names: `max_num_seqs: 32`
 
 Deployment files have settings as `args` of `service.app:build`. An unknown name is an error. Names are vLLM's
-where vLLM has the same thing. Some settings also have SGLang's name, in all three forms. Two names with different
-values are an error.
+where vLLM has the same thing. Some settings also have another name of vLLM or SGLang, in all three forms. Two names
+with different values are an error. `mrp-serve serve MODEL` is `--model MODEL`.
+"""
+
+_SECTION = """
+## {}
 
 | setting | values | default | meaning |
 |---|---|---|---|
 """
 
 _VARIABLES = """
+## Variables
+
 Two variables are no settings. Every process reads them itself.
 
 | variable | meaning |
@@ -88,13 +94,17 @@ def _settings() -> str:
         name: "".join(f"; also `{alias}`" for alias, setting in ALIASES.items() if setting == name) for name in schemas
     }
     defaults = {"model": "the shipped demo"}  # a path of this machine otherwise
-    rows = (
-        f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | "
-        f"{field.description}{also[name]} |"
+    rows = {
+        name: f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | "
+        f"{field.description}{also[name]} |\n"
         for name, field in Settings.model_fields.items()
+    }
+    sections = "".join(
+        _SECTION.format(title) + "".join(row for name, row in rows.items() if section_of(name) == title)
+        for title in SECTIONS
     )
     variables = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in VARIABLES.items() if meaning)
-    return _SETTINGS + "\n".join(rows) + "\n" + _VARIABLES + variables
+    return _SETTINGS + sections + _VARIABLES + variables
 
 
 def _default(value: object) -> str:

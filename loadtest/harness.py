@@ -44,7 +44,7 @@ PARTS = {
     "gcs": "gcs/gcs_server",
     "agent": "ray::DashboardAgent",
     "rtenv": "ray::RuntimeEnvAgent",
-    "driver": "service.cli.main",
+    "driver": "service.cli",
 }
 
 
@@ -90,7 +90,7 @@ async def service(
 
 def start(port: int, flags: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts `mrp-serve serve`. Ray prints to standard output, which is only for the result."""
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), *flags]
     paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]  # packages may lie elsewhere
     variables = {**env, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=sys.stderr, **options)  # noqa: S603 - our program

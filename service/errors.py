@@ -166,6 +166,10 @@ class GenerationChangeFailed(MrpServeError, status=503):
     """A replica could not pause, continue, sleep or wake up. It stays as it was."""
 
 
+class CacheResetFailed(MrpServeError, status=503):
+    """A replica could not reset its prefix cache. The cache may have its blocks."""
+
+
 class OutOfMemory(MrpServeError, status=503):
     """The device had no memory for a step of this request. The engine continues with the other requests."""
 

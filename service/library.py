@@ -1,30 +1,45 @@
 """A checkpoint as a Python library: text in, text out, without Ray and HTTP. `Engine` is the layer below.
 
 model = TextModel.load("service/demo")
-[answer] = model.generate([[{"role": "user", "content": "What is 12 + 5?"}]])
+answer = model.chat([{"role": "user", "content": "What is 12 + 5?"}], mode="speculative", mrp_steps=4)
 print(answer.text)
+
+It has the fields and errors of POST /generate. The package `mrp_serve` has the names of this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, overload
 
-from service.constraints import Constraint
+from msgspec.structs import replace
+
+from service.api.parse import check_min_tokens, constraint_of, mode_of, parse_generate, sampling_of
+from service.api.protocol import Json, PromptBody
 from service.constraints.grammars import compile_grammar
 from service.constraints.vocabulary import TokenVocabulary
+from service.decode.canvas import CompiledGrammar
 from service.decode.mode import DecodingMode
-from service.decode.registry import default_mode
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.request import check_text
+from service.decode.registry import default_knobs, default_mode, served_modes
+from service.demo import CHECKPOINT
+from service.engine import BlockEvent, Completion, Engine, EngineConfig, GenerationRequest
+from service.engine.request import Sharing, check_text
+from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.device import pick_device, pick_dtype, settle_threads
+from service.quality.presets import Presets, presets_of
+from service.quality.schema import knobs_of
+from service.settings.defaults import DEFAULT_MAX_TOKENS
 from service.text import TextCodec
+from service.text.detokenizer import TextStream
 
-#: a text to continue, or messages (`role`, `content`) to answer
-PromptType = str | Sequence[Mapping[str, str]]
+#: a text to continue, token ids to continue, or messages (`role`, `content`) to answer
+PromptType = str | Sequence[int] | Sequence[Mapping[str, str]]
+#: a mode by its name, or with its knobs; None: the program's default
+ModeType = str | DecodingMode | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +50,14 @@ class TextCompletion:
     completion: Completion
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedBlock:
+    """The next part of a streamed answer: its text, and the event of its block. The last has a `finish_reason`."""
+
+    text: str
+    event: BlockEvent
+
+
 class TextModel:
     """A checkpoint with its tokenizer and an engine. Not thread-safe."""
 
@@ -43,55 +66,160 @@ class TextModel:
         self.codec = TextCodec.load(checkpoint.path)
         self.engine = Engine(checkpoint, config)
         self.codec.limit_to(self.engine.max_model_len)
+        model = checkpoint.config
+        modes = served_modes(has_mrp=model.mrp is not None, causal=model.causal)
+        steps = model.mrp.default_steps if model.mrp else 0
+        self._knobs = {name: default_knobs(name, steps) for name in modes}
 
     @classmethod
     def load(
         cls,
-        name: str | Path,
+        name: str | Path = CHECKPOINT,
         config: EngineConfig | None = None,
         *,
-        options: LoadOptions | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
         threads: int | None = None,
     ) -> TextModel:
-        """Loads a checkpoint by folder or hub name, on a GPU if there is one. `threads`: as in `settle_threads`."""
+        """Loads a checkpoint by folder or hub name, by default the demo.
+
+        `device`, `dtype`: as the settings of these names. `threads`: as in `settle_threads`. For other options of
+        loading, call `load_checkpoint` and make a `TextModel` of the result. CheckpointError or SettingsError.
+        """
         settle_threads(threads)
-        device = pick_device("auto")
-        return cls(load_checkpoint(name, options or LoadOptions(pick_dtype("auto", device), device)), config)
+        device = pick_device(device)
+        return cls(load_checkpoint(name, LoadOptions(pick_dtype(dtype, device), device)), config)
+
+    @overload
+    def generate(self, prompts: str, mode: ModeType = None, **fields: Any) -> TextCompletion: ...
+
+    @overload
+    def generate(self, prompts: Iterable[PromptType], mode: ModeType = None, **fields: Any) -> list[TextCompletion]: ...
 
     def generate(
-        self,
-        prompts: Iterable[PromptType],
-        mode: DecodingMode | None = None,
-        sampling: SamplingParams | None = None,
-        max_new_tokens: int = 256,
-        constraint: Constraint | None = None,
-    ) -> list[TextCompletion]:
-        """Decodes prompts together and returns their answers in order. `mode`: None for the program's default mode.
+        self, prompts: str | Iterable[PromptType], mode: ModeType = None, **fields: Any
+    ) -> TextCompletion | list[TextCompletion]:
+        """Decodes prompts together and returns their answers in order. One text has one answer.
 
-        `constraint`: the constraint of every answer, such as `Constraint.choice(["yes", "no"])`. InvalidRequest if a
-        prompt is empty or too long, if the chat template refuses messages, or if the constraint is wrong.
+        `fields`: knobs of the mode, `temperature`, `max_tokens`, `stop`, `regex` and the other fields of POST
+        /generate, with the same defaults. InvalidRequest for a wrong prompt, field or value.
         """
-        grammar = None if constraint is None else compile_grammar(constraint, self._vocabulary)
-        requests = [
-            GenerationRequest(
-                str(index),
-                self._encoded(prompt),
-                mode or default_mode(),
-                sampling or SamplingParams(),
-                max_new_tokens,
-                frozenset(self.codec.end_tokens(self.checkpoint.config.eos_token_ids)),
-                grammar=grammar,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-        completions = self.engine.generate(requests)
-        return [TextCompletion(self.codec.decode(completion.token_ids), completion) for completion in completions]
+        single = isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable)
+        items: list[Any] = [prompts] if single else list(prompts)
+        completions = self._completions([_named(prompt) for prompt in items], mode, fields)
+        return completions[0] if single else completions
 
-    def _encoded(self, prompt: PromptType) -> tuple[int, ...]:
-        tokens = self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)
-        check_text(tokens, self.checkpoint.config)
+    def chat(self, messages: Sequence[Mapping[str, str]], mode: ModeType = None, **fields: Any) -> TextCompletion:
+        """The answer to messages (`role`, `content`). Otherwise as `generate`."""
+        [answer] = self._completions([{"messages": _plain(messages)}], mode, fields)
+        return answer
+
+    def stream(self, prompt: PromptType, mode: ModeType = None, **fields: Any) -> Generator[StreamedBlock]:
+        """The answer to one prompt, block by block. Closing the iterator ends the request. Otherwise as `generate`."""
+        return (block for _, block in self._blocks([_named(prompt)], mode, fields))
+
+    def _completions(self, prompts: Sequence[Json], mode: ModeType, fields: Json) -> list[TextCompletion]:
+        answers: list[list[StreamedBlock]] = [[] for _ in prompts]
+        for index, block in self._blocks(prompts, mode, fields):
+            answers[index].append(block)
+        return [_completion(str(index), blocks) for index, blocks in enumerate(answers)]
+
+    def _blocks(self, prompts: Sequence[Json], mode: ModeType, fields: Json) -> Generator[tuple[int, StreamedBlock]]:
+        """The blocks of all answers as they are decoded, each with the index of its prompt. `prompts`: their fields."""
+        plan = {"mode": mode.name, **knobs_of(mode)} if isinstance(mode, DecodingMode) else {"mode": mode}
+        bodies = [parse_generate(dict(prompt, **plan, **fields), default_mode().name, PromptBody) for prompt in prompts]
+        constraint = constraint_of(bodies[0]) if bodies else None
+        grammar = compile_grammar(constraint, self._vocabulary) if constraint else None
+        requests = [self._request(str(index), body, grammar) for index, body in enumerate(bodies)]
+        for request in requests:
+            self.engine.validate(request)
+        texts = [self.codec.stream(body.stop or (), body.min_tokens) for body in bodies]
+        return self._decoded(requests, texts)
+
+    def _decoded(
+        self, requests: Sequence[GenerationRequest], texts: Sequence[TextStream]
+    ) -> Generator[tuple[int, StreamedBlock]]:
+        if self.engine.has_work:
+            raise InvalidRequest("an answer of this model is still streamed; read it to its end or close it")
+        try:
+            for request in requests:
+                self.engine.enqueue(request)
+            while self.engine.has_work:
+                for event in self.engine.step():
+                    if not (text := texts[index := int(event.request_id)]).stopped:
+                        yield index, self._block(event, text, constrained=requests[index].grammar is not None)
+        finally:  # an error, an interrupt, a closed stream: no request may stay for the next call
+            for request in requests:
+                self.engine.abort(request.request_id)
+
+    def _block(self, event: BlockEvent, text: TextStream, *, constrained: bool) -> StreamedBlock:
+        if event.error is not None:
+            raise event.error
+        piece, token_ids = text.push(event.token_ids)
+        if text.stopped:
+            self.engine.abort(event.request_id)
+            met = False if constrained else None  # the stop text cut the answer
+            event = replace(event, token_ids=token_ids, finish_reason="stop", constraint_met=met)
+        return StreamedBlock(piece + text.finish() if event.finish_reason else piece, event)
+
+    def _request(self, request_id: str, body: PromptBody, grammar: CompiledGrammar | None) -> GenerationRequest:
+        tokens = self._tokens(body)
+        mode, plans = mode_of(body, default_mode().name, self._knobs, self._presets)
+        ends = () if body.ignore_eos else self.codec.end_tokens(self.checkpoint.config.eos_token_ids)
+        limit = body.limit or max(1, min(DEFAULT_MAX_TOKENS, self.engine.max_model_len - len(tokens)))
+        check_min_tokens(body, limit)
+        words = self.codec.encode_bad_words(body.bad_words)
+        return GenerationRequest(
+            request_id,
+            tokens,
+            mode,
+            plans=plans,
+            sampling=replace(sampling_of(body), bad_words_token_ids=words),
+            max_new_tokens=limit,
+            stop_token_ids=frozenset({*body.stop_token_ids, *ends}),
+            timeout_s=body.timeout_s,
+            sharing=Sharing(priority=body.priority, cache_salt=body.cache_salt or ""),
+            grammar=grammar,
+        )
+
+    def _tokens(self, body: PromptBody) -> tuple[int, ...]:
+        if body.prompt_token_ids is not None:
+            return tuple(body.prompt_token_ids)
+        if body.messages is not None:
+            tokens = self.codec.encode_chat([message.model_dump() for message in body.messages])
+        else:
+            tokens = self.codec.encode(body.prompt or "")
+        check_text(tokens, self.checkpoint.config, "prompt" if body.messages is None else "messages")
         return tuple(tokens)
+
+    @cached_property
+    def _presets(self) -> Presets:
+        checkpoint = self.checkpoint
+        return presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
 
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:
         return TokenVocabulary.for_checkpoint(self.codec, self.checkpoint.config)
+
+
+def _named(prompt: PromptType) -> Json:
+    """A prompt in its field of POST /generate."""
+    items = _plain(prompt)
+    if not isinstance(items, list):
+        return {"prompt": items}
+    return {"prompt_token_ids" if items and isinstance(items[0], int) else "messages": items}
+
+
+def _plain(prompt: object) -> object:
+    """A sequence as JSON has it. Another value stays, and the body's schema refuses a wrong one."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return prompt
+    return [dict(item) if isinstance(item, Mapping) else item for item in prompt]
+
+
+def _completion(request_id: str, blocks: Sequence[StreamedBlock]) -> TextCompletion:
+    events = tuple(block.event for block in blocks)
+    last, tokens = events[-1], tuple(token for event in events for token in event.token_ids)
+    reason = last.finish_reason or "abort"
+    completion = Completion(request_id, tokens, reason, last.stats, events, last.constraint_met)
+    return TextCompletion("".join(block.text for block in blocks), completion)

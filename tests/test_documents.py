@@ -24,7 +24,7 @@ PAGES = {
         *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in GENERATED),
     ]
 }
-FOLDERS = ("service", "tests", "training", "loadtest", "benchmarks", "dev", "docs", "deploy")
+FOLDERS = ("mrp_serve", "service", "tests", "training", "loadtest", "benchmarks", "dev", "docs", "deploy")
 #: a file of code or a page by its name or path, or a path from one of our folders on
 NAMED_FILE = re.compile(
     rf"(?<![\w/.*{{<>~-])(?:(?:\w[\w.-]*/)*[\w-]+\.(?:py|md|sh)\b|(?:{'|'.join(FOLDERS)})/[\w./-]*\w)(?![\w(*<{{])"

@@ -56,7 +56,9 @@ service.batch: service.api service.ipc service.messages service.replica service.
     service.constraints.json_text service.errors service.tracebacks
 service.hooks: service.gateway.http.middleware service.rayserve.network service.rayserve.scaling
 service.app: service.rayserve service.settings
-service.library: service.constraints service.decode service.engine service.model service.text
+service.library: service.api service.constraints service.decode service.demo service.engine service.model
+    service.quality service.settings.defaults service.text service.errors
+mrp_serve: service
 service.cli: service training.cli
 training: service.cli.options service.cli.output service.cli.ray_start service.demo service.model service.text
     service.errors
@@ -128,7 +130,7 @@ def violations(module: str, names: Iterable[str]) -> list[str]:
 @cache
 def imports() -> dict[str, list[str]]:
     """Every module that is shipped or trains -> the modules that it imports."""
-    trees = parsed("service") | parsed("training")
+    trees = parsed("mrp_serve") | parsed("service") | parsed("training")
     return {
         path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): list(imported(tree))
         for path, tree in trees.items()

@@ -1,22 +1,22 @@
 """The library: text in, text out, threads as in the program, answers that can be printed."""
 
 import os
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from service.constraints import Constraint
+from mrp_serve import CheckpointError, EngineConfig, InvalidRequest, SettingsError, TextModel
 from service.decode.modes import Speculative, Static
-from service.demo import CHECKPOINT, check
-from service.engine import EngineConfig, SamplingParams
-from service.errors import InvalidRequest
-from service.library import TextModel
+from service.demo import check
 from service.model.device import settle_threads
 from tests.engine.helpers import CHEAP_ROWS
 from tests.tiny import GOLDEN
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
+CHAT = [{"role": "user", "content": STORY}]
 
 
 @pytest.fixture(scope="module")
@@ -24,54 +24,123 @@ def demo() -> Iterator[TextModel]:
     """The costs of forwards are known, where the engine would measure them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("service.engine.engine.measure", lambda *_, **__: CHEAP_ROWS)
-        yield TextModel.load(CHECKPOINT, EngineConfig(kv_cache_tokens=4096))
+        yield TextModel.load(config=EngineConfig(kv_cache_tokens=4096))
 
 
 def test_messages_are_answered_and_texts_continued(demo: TextModel) -> None:
-    answer, rest = demo.generate([[{"role": "user", "content": STORY}], "The answer is"], Static(), max_new_tokens=64)
+    answer, rest = demo.generate([CHAT, "The answer is"], Static(), max_new_tokens=64)
     assert check(STORY, answer.text)
     assert answer.completion.finish_reason == "stop"
     assert answer.text == demo.codec.decode(answer.completion.token_ids)
     assert rest.text == demo.codec.decode(rest.completion.token_ids)
+    assert demo.chat(CHAT, "static", max_tokens=64).text == answer.text
 
 
-def test_params_and_sampling_are_those_given(demo: TextModel) -> None:
-    prompts = [[{"role": "user", "content": STORY}]] * 2
-    drafted = demo.generate(prompts, Speculative(mrp_steps=2), max_new_tokens=16)
+def test_a_text_is_one_prompt_and_not_its_letters(demo: TextModel) -> None:
+    single = demo.generate("The answer is", "static", max_tokens=8)
+    prompts = ["The answer is", demo.codec.encode("The answer is")]
+    texts = [answer.text for answer in demo.generate(prompts, "static", max_tokens=8)]
+    assert texts == [single.text] * 2
+
+
+def test_the_fields_are_those_of_the_http_api(demo: TextModel) -> None:
+    drafted = demo.generate([CHAT] * 2, "speculative", mrp_steps=2, max_tokens=16)
     assert [answer.completion.stats.mrp_steps for answer in drafted] == [2, 2]
-    assert {answer.text for answer in drafted} == {demo.generate(prompts[:1], Static(), max_new_tokens=16)[0].text}
-    hot = [
-        demo.generate(prompts[:1], sampling=SamplingParams(2.0, seed=seed), max_new_tokens=16)[0] for seed in (1, 1, 2)
-    ]
-    assert hot[0].text == hot[1].text != hot[2].text
+    assert {answer.text for answer in drafted} == {demo.chat(CHAT, Static(), max_tokens=16).text}
+    assert demo.chat(CHAT, Speculative(mrp_steps=2), max_tokens=16).completion.stats.mrp_steps == 2
+    hot = [demo.chat(CHAT, temperature=2.0, seed=seed, max_tokens=16).text for seed in (1, 1, 2)]
+    assert hot[0] == hot[1] != hot[2]
+    assert check(STORY, demo.chat(CHAT, quality="lossless").text)
+    assert "Tom" not in demo.chat(CHAT, bad_words=["Tom"], max_tokens=32).text
 
 
-def test_without_params_it_is_the_programs_default(demo: TextModel) -> None:
-    [answer] = demo.generate([[{"role": "user", "content": STORY}]])
+def test_without_a_mode_it_is_the_programs_default(demo: TextModel) -> None:
+    answer = demo.chat(CHAT)
     assert check(STORY, answer.text)
     assert answer.completion.stats.mrp_steps is not None
 
 
 def test_a_constraint_holds_for_every_answer(demo: TextModel) -> None:
-    prompts = [[{"role": "user", "content": STORY}], "Is it so?"]
-    for answer in demo.generate(prompts, constraint=Constraint.choice(["yes", "no"]), max_new_tokens=16):
+    for answer in demo.generate([CHAT, "Is it so?"], choice=["yes", "no"], max_tokens=16):
         assert answer.text in {"yes", "no"}
+        assert answer.completion.constraint_met
     with pytest.raises(InvalidRequest, match="regex"):
-        demo.generate(prompts, constraint=Constraint.regex("(a"))
+        demo.generate("Is it so?", regex="(a")
 
 
-def test_wrong_prompts_are_refused(demo: TextModel) -> None:
-    with pytest.raises(InvalidRequest, match="the prompt is empty"):
-        demo.generate([""])
+def test_a_stop_text_ends_an_answer(demo: TextModel) -> None:
+    whole = demo.chat(CHAT, "static", max_tokens=64).text
+    answer = demo.chat(CHAT, "static", stop=[" So", "nowhere"], max_tokens=64)
+    assert answer.text == whole.partition(" So")[0]
+    assert answer.completion.finish_reason == "stop"
+    assert not demo.engine.has_work
+
+
+def test_a_stream_gives_the_answer_block_by_block(demo: TextModel) -> None:
+    whole = demo.chat(CHAT, "static", max_tokens=64)
+    blocks = list(demo.stream(CHAT, "static", max_tokens=64))
+    assert len(blocks) > 2
+    assert "".join(block.text for block in blocks) == whole.text
+    assert [block.event.finish_reason for block in blocks] == [None] * (len(blocks) - 1) + ["stop"]
+
+
+def test_a_closed_stream_leaves_nothing_behind(demo: TextModel) -> None:
+    stream = demo.stream(CHAT, "static", max_tokens=64)
+    next(stream)
+    with pytest.raises(InvalidRequest, match="still streamed"):
+        demo.generate("x", max_tokens=1)
+    stream.close()
+    assert not demo.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fields", "message"),
+    [
+        ("", {}, 'prompt is "": String should have at least 1 character'),
+        (None, {}, "none of them given, exactly one of prompt, prompt_token_ids, messages"),
+        (5, {}, "prompt is 5: Input should be a valid string"),
+        ([5], {}, "prompt is 5: Input should be a valid string"),
+        (CHAT, {}, 'prompt is {"role": "user"'),
+        ([[{"role": "user"}]], {}, "messages.0.content is missing"),
+        ("x", {"mode": "specul"}, 'mode is "specul", allowed are static'),
+        ("x", {"mrp_step": 3}, "'mrp_step' is not a field; did you mean 'mrp_steps'?"),
+        ("x", {"mode": "static", "mrp_steps": 3}, "mode 'static' does not use mrp_steps"),
+        ("x", {"temperature": "hot"}, 'temperature is "hot": Input should be a valid number'),
+        ("x", {"max_tokens": 4, "max_new_tokens": 5}, "max_tokens is 4 and max_new_tokens is 5"),
+        ("x", {"max_tokens": 4, "min_tokens": 5}, "min_tokens is 5, allowed are 0 to max_new_tokens, 4"),
+        ("x", {"stream": True}, "'stream' is not a field"),
+        ("x", {"quality": "best"}, "quality is"),
+    ],
+)
+def test_a_wrong_prompt_or_field_is_refused_as_over_http(
+    demo: TextModel, prompts: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}"):
+        demo.generate(prompts, **fields)
+    assert not demo.engine.has_work
+
+
+def test_a_text_is_no_chat(demo: TextModel) -> None:
+    with pytest.raises(InvalidRequest, match='messages is "Tom": Input should be a valid list'):
+        demo.chat("Tom")  # type: ignore[arg-type]
     bare = TextModel.load(GOLDEN / "sdar-mrp-random-a", EngineConfig(kv_cache_tokens=256))
     with pytest.raises(InvalidRequest, match="no chat template"):
-        bare.generate([[{"role": "user", "content": "w1"}]])
+        bare.chat([{"role": "user", "content": "w1"}])
 
 
 def test_a_refused_request_leaves_nothing_behind(demo: TextModel) -> None:
     with pytest.raises(InvalidRequest, match="maximum context length is 1024"):
         demo.generate(["The answer", "The answer is " * 500], Static(), max_new_tokens=4)
     assert not demo.engine.has_work
+
+
+def test_loading_names_a_wrong_device_type_or_checkpoint() -> None:
+    with pytest.raises(SettingsError, match="device is 'tpu'"):
+        TextModel.load(device="tpu")
+    with pytest.raises(SettingsError, match="dtype is 'int8', allowed are"):
+        TextModel.load(dtype="int8")
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
+        TextModel.load("nowhere")
 
 
 def test_an_interrupted_request_leaves_nothing_behind(demo: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.sources import ROOT, parsed
 
 SOURCES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in (ROOT / "service").rglob("*.py")}
 #: folders whose variables are nouns, too
-OTHERS = ("tests", "training", "loadtest", "benchmarks", "dev")
+OTHERS = ("mrp_serve", "tests", "training", "loadtest", "benchmarks", "dev")
 
 #: pronouns and participles, which hide what a variable holds
 PRONOUNS = re.compile(

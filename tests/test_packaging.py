@@ -33,6 +33,19 @@ def test_every_extra_that_is_named_exists() -> None:
     }
 
 
+def test_serving_installs_no_tools() -> None:
+    recipes = {
+        target: subprocess.run(
+            ["make", "-n", target, "VENV=nowhere"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for target in ("serve", "install", "test", "lint")
+    }
+    extras = {target: set(re.findall(r"'\.\[([\w,]+)\]'", recipe)) for target, recipe in recipes.items()}
+    assert extras["serve"] == {"tracing"}
+    assert all(len(packages) == 2 for target, packages in extras.items() if target != "serve")
+    assert not any(" -q" in recipe for recipe in recipes.values()), "a silent install looks as if it hung"
+
+
 def test_every_package_of_the_wheel_is_typed() -> None:
     """Hatch packs what git does not ignore."""
     assert "Typing :: Typed" in PROJECT["classifiers"]

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.errors import SettingsError
-from service.settings.settings import PREFIX, Settings, torch_profiler_dir, torch_threads
+from service.settings.settings import PREFIX, SECTIONS, Settings, section_of, torch_profiler_dir, torch_threads
 from service.settings.sources import ALIASES
 
 
@@ -132,6 +132,24 @@ def test_settings_are_frozen_and_cross_processes() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
+def test_a_revision_belongs_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = Settings(model="owner/model", revision="v1")
+    assert (pinned.model, pinned.revision, pinned.model_name) == ("owner/model@v1", None, "model")
+    assert Settings(model="owner/model@v1", revision="v1") == pinned == Settings.model_validate(pinned.model_dump())
+    monkeypatch.setenv("MRP_SERVE_MODEL", "owner/model")
+    assert Settings(revision="v1") == pinned
+    for model, reason in (("owner/model@v2", "model has the revision 'v2'"), (str(tmp_path), "model is the folder")):
+        with pytest.raises(SettingsError, match=f"revision is 'v1', but {reason}"):
+            Settings(model=model, revision="v1")
+
+
+def test_sections_stand_in_the_order_of_the_settings() -> None:
+    firsts = list(SECTIONS.values())
+    assert firsts == sorted(firsts, key=list(Settings.model_fields).index)
+    assert firsts[0] == next(iter(Settings.model_fields))
+    assert [section_of(name) for name in ("model", "max_num_seqs", "admin_keys")] == ["Model", "Speed", "Security"]
+
+
 def test_the_served_name() -> None:
     assert Settings(model="/some/where/model/").model_name == "model"
     assert Settings(model="owner/model@1", served_model_name="mine").model_name == "mine"
@@ -160,10 +178,12 @@ def test_the_bounds_of_replicas(values: dict[str, Any], lowest: int, highest: in
 def test_names_of_other_servers_are_settings(
     alias: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    value = True if setting == "deterministic" else 7
-    path = file(tmp_path, json.dumps({alias: value}))
-    assert getattr(Settings(**{alias: value}), setting) == getattr(Settings(config=path), setting) == value
-    monkeypatch.setenv(f"MRP_SERVE_{alias.upper()}", str(value))
+    texts: dict[str, Any] = {"deterministic": True, "api_keys": "a", "otlp_endpoint": "http://collector:4318"}
+    text = texts.get(setting, 7)
+    value = hashed("a") if setting == "api_keys" else text
+    path = file(tmp_path, json.dumps({alias: text}))
+    assert getattr(Settings(**{alias: text}), setting) == getattr(Settings(config=path), setting) == value
+    monkeypatch.setenv(f"MRP_SERVE_{alias.upper()}", str(text))
     assert getattr(Settings(), setting) == value != getattr(Settings.model_construct(), setting)
 
 
@@ -171,6 +191,8 @@ def test_two_names_of_a_setting_in_one_source_must_agree(monkeypatch: pytest.Mon
     assert Settings(max_num_seqs=7, max_running_requests=7).max_num_seqs == 7
     with pytest.raises(SettingsError, match="max_running_requests is 8, and another name of max_num_seqs says 7"):
         Settings(max_num_seqs=7, max_running_requests=8)
+    with pytest.raises(SettingsError, match="api_key is …, and another name of api_keys says …"):
+        Settings(api_keys="secret", api_key="other")
     monkeypatch.setenv("MRP_SERVE_MAX_RUNNING_REQUESTS", "9")
     assert Settings(max_num_seqs=7).max_num_seqs == 7  # a flag beats the environment, whatever the names
 

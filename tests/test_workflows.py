@@ -44,6 +44,13 @@ def test_steps_use_a_commit_of_an_action_or_a_command(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_checkouts_leave_no_credentials_behind(file: Path) -> None:
+    checkouts = [step for step in steps(file) if "actions/checkout" in step.get("uses", "")]
+    assert checkouts
+    assert [step for step in checkouts if step["with"]["persist-credentials"] is not False] == []
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
 def test_workflows_may_read_only_and_take_no_package_from_a_further_index(file: Path) -> None:
     assert yaml.safe_load(file.read_text("utf-8"))["permissions"] == {"contents": "read"}
     assert "EXTRA_INDEX" not in file.read_text("utf-8")

@@ -230,4 +230,7 @@ def _say_result(plan: TrainingConfig) -> None:
             cells = [" ".join(f"{value:.3f}" for value in score[key]) for key in ("divergence", "accepted")]
             rows.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
         results().print(rows)
-    print(f"done: mrp-serve serve --model {plan.keeping.out}")
+    out = plan.keeping.out
+    print(f"to publish it, read {out / 'README.md'}, which may quote prompts of the data, then:")
+    print(f"  hf upload OWNER/{out.name} {out} . --exclude 'training/*'")
+    print(f"done: mrp-serve serve {out}")

@@ -16,6 +16,7 @@ from torch import Tensor
 from service.errors import SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.quantization.schemes import published_scheme
+from training.card import write_card
 from training.config import Source, TrainingConfig
 from training.conversations import Codec, Corpus, Limits, read_corpus
 from training.evaluation import Score, evaluate
@@ -106,11 +107,12 @@ class Session:
         trainer.run(stream.rounds(first, budget.batches, mine), progress, after)
 
     def finish(self) -> tuple[Score, Score] | None:
-        """Writes the checkpoint and evaluates exactly what was written."""
+        """Writes the checkpoint and its card, and evaluates exactly what was written."""
         mrp, out = self._mrp.eval().requires_grad_(requires_grad=False), self._plan.keeping.out
         mrp.to(stored_dtype(self._checkpoint.path)).float()
         publish(self._checkpoint.path, out, self._raw, (self._checkpoint.backbone, mrp))
         if not self._corpus.heldout:
+            write_card(self._plan, self._corpus, {})
             return None
         stream = Stream(self._corpus.heldout, self._shape(), self._plan.budget.seed)
         count = min(self._plan.keeping.judged, stream.batches_per_epoch)
@@ -119,6 +121,7 @@ class Session:
         scores = evaluate(models, map(stream.batch, range(count)), self._ends, Drafting(self._plan.drafts))
         report = {name: score.numbers() for name, score in zip(("mrp", "zero"), scores, strict=True)}
         (out / HELDOUT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_card(self._plan, self._corpus, report)
         return scores
 
     def _go_on(self) -> None:

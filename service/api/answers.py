@@ -210,8 +210,14 @@ class Live(TypedDict):
     status: Literal["ok"]
 
 
+class Version(TypedDict):
+    """The answer of GET /version."""
+
+    version: str
+
+
 class Health(TypedDict):
-    """The answer of GET /health."""
+    """The answer of GET /health and GET /ping."""
 
     status: Literal["ok"]
     replicas_ready: int

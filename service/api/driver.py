@@ -23,7 +23,7 @@ from service.api.parse import RequestContext, check_records, parse_json
 from service.api.streams import STATUS_S, FrameStream, all_of, first_of, merged
 from service.errors import DeadlineExceeded, MrpServeError
 from service.messages.replica_status import ModelCard
-from service.messages.wire import Answer, AnswerStream, Chunk, Ending, Progress, ReplicaRequest
+from service.messages.wire import Answer, AnswerStream, Chunk, Encoded, Ending, Progress, ReplicaRequest
 from service.tracebacks import error_for_client
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -43,7 +43,7 @@ class Pipeline(Protocol):
 
     def stream(self, request: ReplicaRequest, charge: TokenCharge) -> AnswerStream: ...
 
-    async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int: ...
+    async def encode(self, request: ReplicaRequest, charge: TokenCharge) -> Encoded: ...
 
 
 class IngressServices(Protocol):

@@ -139,7 +139,7 @@ class GenerateBuilder(ResponseBuilder):
 
 def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> GenerateBuilder:
     """Parses a body of POST /generate. Raises InvalidRequest or UnknownModel with the reason."""
-    request = parse_generate(body, context.card.default_mode)
+    request = parse_generate(body, context.card.default_mode, GenerateBody)
     if request.model is not None:
         check_model(request.model, context.card)
     first = to_replica_request(
@@ -151,7 +151,7 @@ def parse_generate_request(body: Mapping[str, Any], context: RequestContext) -> 
             messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
             constraint=constraint_of(request),
         ),
-        OutputParams(request.max_new_tokens, shorten=False, stream=request.stream),
+        OutputParams(request.limit, shorten=False, stream=request.stream),
     )
     first = replace(first, stream_steps=request.stream_steps)
     requests = [first, *(further_request(first, index) for index in range(1, request.n))]

@@ -112,11 +112,15 @@ def model_docs(model: type[BaseModel], example: Any = None, examples: Any = None
 
 @cache
 def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body without references, the API's own fields first. It is cached and must not be changed."""
+    """The schema of a body without references. It is cached and must not be changed.
+
+    The fields of the model and its bases come before the fields that all APIs have.
+    """
     made = body.model_json_schema()
     resolved: dict[str, Any] = inlined(made, made.pop("$defs", {}))
     fields = resolved["properties"]
-    resolved["properties"] = {name: fields[name] for name in (*body.__annotations__, *fields) if name in fields}
+    names = [name for kind in (body, *body.__bases__) for name in kind.__annotations__]
+    resolved["properties"] = {name: fields[name] for name in (*names, *fields) if name in fields}
     return resolved
 
 

@@ -19,7 +19,7 @@ from service.api.fields import BodyFields, IgnoredFields
 from service.api.translate import translated
 from service.constraints.constraint import Constraint
 from service.constraints.json_text import read_json
-from service.decode.knobs import knobs_in
+from service.decode.knobs import KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES, Mode
 from service.decode.registry import make_mode, these_knobs
 from service.engine.request import MAX_SEED, MeasuredMode, SamplingParams, Sharing
@@ -27,6 +27,7 @@ from service.errors import InvalidRequest, UnknownModel
 from service.ipc.data import Arrival
 from service.messages.replica_status import ModelCard
 from service.messages.wire import Origin, ReplicaRequest, Weights
+from service.quality.presets import Presets
 from service.settings.defaults import DEFAULT_MAX_TOKENS
 
 _SCHEMA_PARAM = "response_format.json_schema.schema"
@@ -38,6 +39,7 @@ WHOLE_ANSWER_INTERVAL = 16
 
 _Validated = TypeVar("_Validated", bound=protocol.NamedModel)
 _Parsed = TypeVar("_Parsed", bound=protocol.ApiBody)
+_Prompted = TypeVar("_Prompted", bound=protocol.PromptBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +143,14 @@ def with_types_served(
     return {**body, name: remaining}
 
 
-def parse_generate(body: Mapping[str, Any], default_mode: str) -> protocol.GenerateBody:
-    """The typed body of POST /generate, which may have no other fields."""
+def parse_generate(body: Mapping[str, Any], default_mode: str, schema: type[_Prompted]) -> _Prompted:
+    """The typed body of POST /generate or of the library, which may have no other fields."""
     _check_mode(body, default_mode)
     try:
-        return protocol.GenerateBody.model_validate(body)
+        return schema.model_validate(body)
     except ValidationError as error:
         _check_count(error)
-        raise explain(error.errors(include_url=False), protocol.GenerateBody) from None
+        raise explain(error.errors(include_url=False), schema) from None
 
 
 def _check_mode(body: Mapping[str, Any], default_mode: str) -> None:
@@ -207,16 +209,14 @@ def to_replica_request(
     """The request for a replica. InvalidRequest if the body is over the server's limits."""
     limit = output.max_new_tokens or context.default_max_tokens
     shorten = output.shorten or output.max_new_tokens is None
-    (mode, plans), timeout_s = _mode_of(body, context.card), timeout_of(body, context)
-    if body.min_tokens > limit:
-        raise InvalidRequest(
-            f"min_tokens is {body.min_tokens}, allowed are 0 to max_new_tokens, {limit}", param="min_tokens"
-        )
+    card, timeout_s = context.card, timeout_of(body, context)
+    mode, plans = mode_of(body, card.default_mode, card.defaults, card.quality)
+    check_min_tokens(body, limit)
     _note_ignored_keywords(prompt.constraint, context.ignored)
     return ReplicaRequest(
         request_id=secrets.token_hex(12),
         mode=mode,
-        sampling=_sampling_of(body),
+        sampling=sampling_of(body),
         max_new_tokens=min(limit, context.card.max_model_len) if shorten else limit,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
@@ -272,7 +272,16 @@ def sharing_of(body: protocol.QueueFields, context: RequestContext) -> Sharing:
     )
 
 
-def _sampling_of(body: protocol.DecodingFields) -> SamplingParams:
+def check_min_tokens(body: protocol.DecodingFields, limit: int) -> None:
+    """InvalidRequest if an answer of at most `limit` tokens cannot have its minimum."""
+    if body.min_tokens > limit:
+        raise InvalidRequest(
+            f"min_tokens is {body.min_tokens}, allowed are 0 to max_new_tokens, {limit}", param="min_tokens"
+        )
+
+
+def sampling_of(body: protocol.DecodingFields) -> SamplingParams:
+    """The sampling of a request, without its `bad_words`. A request without a seed gets a random one."""
     fields = {name: getattr(body, name) for name in _SAMPLING}
     seed = secrets.randbits(53) if body.seed is None else body.seed
     return SamplingParams(**fields | {"seed": seed, "top_k": min(body.top_k, protocol.MAX_INTEGER)})
@@ -292,15 +301,20 @@ def further_request(request: ReplicaRequest, index: int, **prompt: Any) -> Repli
     return replace(request, request_id=secrets.token_hex(12), sampling=replace(request.sampling, seed=seed), **prompt)
 
 
-def _mode_of(body: protocol.DecodingFields, card: ModelCard) -> tuple[Mode, tuple[MeasuredMode, ...]]:
-    """The mode of a request with its knobs, and the plans of the preset that it names."""
+def mode_of(
+    body: protocol.DecodingFields, default: str, knobs: Mapping[str, Mapping[str, KnobValue]], presets: Presets
+) -> tuple[Mode, tuple[MeasuredMode, ...]]:
+    """The mode of a request with its knobs, and the plans of the preset that it names.
+
+    `default`: the mode of requests that name none. `knobs`: the default knobs of each mode.
+    """
     if body.quality is not None:
-        plans = card.quality.plans_for(body.quality, body.temperature)
+        plans = presets.plans_for(body.quality, body.temperature)
         first, *_ = plans
         modes = tuple(MeasuredMode(plan.decoding_mode, plan.tokens_per_forward) for plan in plans)
         return make_mode(first.mode, first.knobs), modes if len(modes) > 1 else ()
-    mode = body.mode or card.default_mode
-    return make_mode(mode, {**card.defaults.get(mode, {}), **body.knobs}), ()
+    mode = body.mode or default
+    return make_mode(mode, {**knobs.get(mode, {}), **body.knobs}), ()
 
 
 def _of_format(form: protocol.ResponseFormat) -> Constraint | None:

@@ -5,7 +5,7 @@ A mode's knobs are the fields of its class. The engine checks ranges that depend
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -253,17 +253,14 @@ def _one_plan() -> list[JsonValue]:
     return plans
 
 
-class GenerateBody(StepMapField, DecodingFields):
-    """The body of POST /generate. Exactly one of the three prompts must be given."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT, "anyOf": _one_plan()})
+class PromptBody(DecodingFields):
+    """A prompt to be answered once. Exactly one of the three prompts must be given."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
         None, description="prompt as token ids"
     )
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
-    model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
     max_new_tokens: int | None = Field(
         None,
         ge=1,
@@ -271,14 +268,10 @@ class GenerateBody(StepMapField, DecodingFields):
         description="at most the rest of the context after the prompt; default: the rest, up to the server's "
         "`default_max_tokens`",
     )
-    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
-    stream: bool = Field(False, description="server-sent events, one per block")
-    stream_steps: bool = Field(
-        False, description="with `stream`: also an event for each decoding step, while its block is decoded"
-    )
+    max_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="as `max_new_tokens`, by OpenAI's name")
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> GenerateBody:
+    def _one_prompt(self) -> Self:
         names = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(names) != 1:
             received = " and ".join(names) or "none of them"
@@ -288,7 +281,35 @@ class GenerateBody(StepMapField, DecodingFields):
         return self
 
     @model_validator(mode="after")
-    def _steps_are_streamed(self) -> GenerateBody:
+    def _one_limit(self) -> Self:
+        if self.max_tokens and self.max_new_tokens and self.max_tokens != self.max_new_tokens:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens} and max_new_tokens is {self.max_new_tokens}: they are one field, "
+                "send one of them",
+                param="max_tokens",
+            )
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of the answer, by either name. None: the server's default."""
+        return self.max_new_tokens or self.max_tokens
+
+
+class GenerateBody(PromptBody, StepMapField):
+    """The body of POST /generate. Exactly one of the three prompts must be given."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": ONE_PROMPT, "anyOf": _one_plan()})
+
+    model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
+    n: int = Field(1, ge=1, le=MAX_ANSWERS, description="answers to the prompt; answer i has the seed `seed` + i")
+    stream: bool = Field(False, description="server-sent events, one per block")
+    stream_steps: bool = Field(
+        False, description="with `stream`: also an event for each decoding step, while its block is decoded"
+    )
+
+    @model_validator(mode="after")
+    def _steps_are_streamed(self) -> Self:
         if self.stream_steps and not self.stream:
             raise InvalidRequest(
                 "stream_steps is true and stream is false: steps are events of a stream, set stream to true",

@@ -35,6 +35,8 @@ APIS: Final[Mapping[str, Parse]] = {
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _MAX_ID = 512
+#: the names of one field, of which a body has one
+_LIMITS = ("max_new_tokens", "max_tokens")
 #: the ids of lines without `custom_id`
 _DEFAULT_ID = re.compile(r"line-\d+")
 _PARQUET = ".parquet"
@@ -122,7 +124,9 @@ def read_line(number: int, content: bytes | Mapping[str, Any] | BodyTooLarge, de
         return BatchLine(number, custom_id, error=error)
     except ValueError as error:
         return BatchLine(number, custom_id, error=InvalidRequest(f"the line is not JSON: {error}"))
-    return BatchLine(number, custom_id, url, {**defaults, **body})
+    limited = any(body.get(name) is not None for name in _LIMITS)
+    lacking = {name: value for name, value in defaults.items() if not (limited and name in _LIMITS)}
+    return BatchLine(number, custom_id, url, {**lacking, **body})
 
 
 def _custom_id(value: object, default: str) -> str:

@@ -79,14 +79,14 @@ def calibrate(
 
 
 @with_fields("measurement", Measurement)
-def frontier(measurement: Measurement, output: OutputOption = None) -> None:
-    """Shows accuracy and tokens per forward of every plan. With --output, run it again to resume."""
+def frontier(measurement: Measurement, out: OutputOption = None) -> None:
+    """Shows accuracy and tokens per forward of every plan. With --out, run it again to resume."""
 
     def write(file: QualityFile, path: Path) -> None:
         content = file.model_dump(include={"measured", "rows"})
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    _measure(measurement, lambda _: output, write)
+    _measure(measurement, lambda _: out, write)
 
 
 def _measure(
@@ -162,15 +162,23 @@ def _run(calibration: Calibration, target: Path | None, about: Mapping[str, Any]
 # --- the table --------------------------------------------------------------------------------------
 
 
-def quality(
-    model: Annotated[str | None, typer.Argument(help="A folder, a hub name or a file. Default: the demo.")] = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Calibrated:
+    """The model, or the file of its calibration."""
+
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="A folder, a hub name or a file. Default: the demo.")
+    ] = None
+
+
+@with_fields("calibrated", _Calibrated)
+def quality(calibrated: _Calibrated) -> None:
     """Shows a checkpoint's plans for lossless, balanced and fast, and every plan that was measured."""
     from service.demo import CHECKPOINT
     from service.quality.presets import HOW_TO_MAKE
     from service.quality.schema import FILE_NAME, read_quality
 
-    path = Path(model or CHECKPOINT)
+    path = Path(calibrated.model or CHECKPOINT)
     if not path.is_file():
         from service.model import resolve
 

@@ -29,9 +29,6 @@ _OWN_HEAD = {"output head": "its own, which differs from the embedding: tie_word
 
 @dataclass(frozen=True, slots=True)
 class _Options(ModelOptions):
-    model: Annotated[
-        str | None, typer.Argument(help="A folder, or a hub name such as owner/name@revision. Default: the demo.")
-    ] = None
     write: Annotated[
         bool,
         typer.Option("--write", help="Writes block size and kind of the MRP module into the folder's config.json."),

@@ -20,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -32,7 +33,7 @@ def _say_version(is_set: bool) -> None:
 @app.callback()
 def _program(
     _version: Annotated[
-        bool, typer.Option("--version", help="Prints the version.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", "-V", help="Prints the version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -67,7 +68,7 @@ app.command("train-mrp")(train.command)
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Runs `mrp-serve` by the arguments of the process."""
     run(app, "mrp-serve")
 
 
@@ -80,7 +81,3 @@ def run(program: typer.Typer, name: str) -> None:
     except MrpServeError as error:
         print(f"{name}: {error.message}", file=sys.stderr)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

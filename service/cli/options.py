@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from service.decode.knobs import KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.errors import SettingsError
-from service.settings.settings import Settings
+from service.settings.settings import Settings, section_of
 from service.settings.sources import ALIASES
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for 
 def _in_a_folder(output: Path | None) -> Path | None:
     """Checks, before the work begins, that the output can be written at the end."""
     if output and output.is_dir():
-        raise SettingsError(f"output is {output}, which is a folder, not a file", param="output")
+        raise SettingsError(f"out is {output}, which is a folder, not a file", param="out")
     if output and not output.parent.is_dir():
-        raise SettingsError(f"output is {output}, but {output.parent} is not a folder", param="output")
+        raise SettingsError(f"out is {output}, but {output.parent} is not a folder", param="out")
     return output
 
 
-OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
+OutputOption = Annotated[Path | None, typer.Option("--out", callback=_in_a_folder, help="Writes the rows as JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,13 @@ Knobs = Mapping[str, KnobValue]
 CommandFunction = Callable[..., None]
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+#: the argument that is the option `--model`
+_MODEL = inspect.Parameter(
+    "model_argument",
+    _KEYWORD,
+    default=None,
+    annotation=Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model: a folder or a hub name.")],
+)
 
 
 def with_knobs(command: CommandFunction) -> CommandFunction:
@@ -169,15 +176,26 @@ def _expanded(
     options: list[inspect.Parameter],
     value: Callable[[Mapping[str, Any]], Any],
 ) -> CommandFunction:
-    """The command with `options` instead of a parameter, which gets the `value` of theirs."""
+    """The command with `options` instead of a parameter, which gets the `value` of theirs.
+
+    An option `--model` is also an argument of the command.
+    """
     signature = inspect.signature(command, eval_str=True)
+    argument = [_MODEL] if any(option.name == "model" for option in options) else []
     parameters: list[inspect.Parameter] = []
     for name, declared in signature.parameters.items():
-        parameters += options if name == parameter else [declared.replace(kind=_KEYWORD)]
+        parameters += [*argument, *options] if name == parameter else [declared.replace(kind=_KEYWORD)]
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        values[parameter] = value({option.name: values.pop(option.name) for option in options})
+        chosen = {option.name: values.pop(option.name) for option in options}
+        if argument and (model := values.pop(_MODEL.name)) is not None:
+            if chosen["model"] not in (None, model):
+                raise SettingsError(
+                    f"model is {model!r}, and --model is {chosen['model']!r}; give one of them", param="model"
+                )
+            chosen["model"] = model
+        values[parameter] = value(chosen)
         command(**values)
 
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -206,9 +224,26 @@ def _setting_option(name: str, field: FieldInfo, *, alias: bool = False) -> insp
     value = "the shipped demo" if name == "model" else field.default
     default = "" if value in (None, ()) else f" (default: {value})"
     kind, flag = _plain_type(field.annotation), name.replace("_", "-")
-    names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-    option = typer.Option(None, names, help=f"{field.description}{default}{aliases}", show_default=False, hidden=alias)
+    option = typer.Option(
+        None,
+        f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}",
+        *(("-m",) if name == "model" else ()),
+        help=f"{field.description}{default}{aliases}",
+        metavar=", ".join(_choices(field.annotation)) if kind in (int, str) else None,
+        show_default=False,
+        hidden=alias,
+        rich_help_panel=None if alias else section_of(name),
+    )
     return inspect.Parameter(name, _KEYWORD, default=option, annotation=kind | None)
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that a setting may be, as --help shows them. `<int>` and `<str>` stand for any number and text."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if isinstance(annotation, type):
+        return [f"<{annotation.__name__}>"] if annotation in (int, str) else []
+    return [word for part in get_args(annotation) for word in _choices(part)]
 
 
 def _plain_type(annotation: Any) -> Any:

@@ -83,7 +83,8 @@ class _End:
         self.serving = threading.Event()
 
     def stop(self) -> None:
-        say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
+        drain = f": requests in flight have {self._drain_s:g} s; a second signal cuts them"
+        say(f"shutting down{drain if self.serving.is_set() else ''} …")
         self._end(Exit.ENDED)
 
     def lost(self, process: str) -> None:

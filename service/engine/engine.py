@@ -184,6 +184,10 @@ class Engine:
         if self.mrp_version is not None:
             self.mrp_version = version if mrp_version is None else mrp_version
 
+    def reset_prefix_cache(self) -> None:
+        """Drops the KV of prompts and answers that no running request holds."""
+        self._pages.drop_idle()
+
     def pause(self) -> None:
         self.paused = True
 

@@ -126,10 +126,14 @@ class PrefixCache:
         lease.nodes.clear()
         lease.pages.clear()
 
-    def clear(self) -> None:
-        """Drops all written blocks: new weights give new keys and values. No request may hold a page."""
+    def drop_idle(self) -> None:
+        """Drops the written blocks that no request holds."""
         while self._idle:
             self._evict()
+
+    def clear(self) -> None:
+        """Drops all written blocks: new weights give new keys and values. No request may hold a page."""
+        self.drop_idle()
         if self.num_used:
             raise AssertionError("pages are in use while the cache is emptied")
 

@@ -19,7 +19,14 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, 
 from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
 from service.engine.thread import EngineThread
 from service.engine_process.messages import EngineInfo
-from service.messages.replica_status import CheckWeights, ControlCommand, PauseState, SetPause, UpdateWeights
+from service.messages.replica_status import (
+    CheckWeights,
+    ControlCommand,
+    PauseState,
+    ResetPrefixCache,
+    SetPause,
+    UpdateWeights,
+)
 from service.messages.wire import Weights
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.device import is_out_of_memory, memory_of, pick_device, pick_dtype
@@ -102,6 +109,9 @@ class EngineCore:
                     if self.pause.older_than(state):
                         await self._set_pause(thread, state, wait=wait)
                         self.pause = state
+                case ResetPrefixCache():
+                    with self._controlling():
+                        await thread.run(self.engine.reset_prefix_cache)
         return self.weights, self.pause
 
     def _check(self, weights: Weights) -> Weights:

@@ -27,7 +27,7 @@ from service.engine_process.core import EngineCore, load_core
 from service.engine_process.metrics import EngineMetrics
 from service.errors import EngineFailed, MrpServeError
 from service.ipc.connections import HEARTBEAT_S, Channel, Frames, tune_interpreter
-from service.messages.replica_status import CheckWeights, ControlCommand, SetPause, UpdateWeights
+from service.messages.replica_status import CheckWeights, ControlCommand, ResetPrefixCache, SetPause, UpdateWeights
 from service.model.device import set_threads
 from service.settings.settings import Settings, torch_threads
 from service.telemetry.logs import install_logs
@@ -105,7 +105,9 @@ class EngineProcess(Frames):
                     self._abort(request_id)
                 case messages.EngineCall(number, messages.Start(settings)):
                     self._begin(self._start(number, settings))
-                case messages.EngineCall(number, CheckWeights() | UpdateWeights() | SetPause() as command):
+                case messages.EngineCall(
+                    number, CheckWeights() | UpdateWeights() | SetPause() | ResetPrefixCache() as command
+                ):
                     self._begin(self._control(number, command))
 
     def connection_lost(self, error: Exception | None) -> NoReturn:  # noqa: ARG002 - the signature is asyncio's

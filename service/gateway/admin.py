@@ -1,4 +1,4 @@
-"""The parts that the routes under /admin share: their key, their bodies, and changes that a replica has missed."""
+"""The parts that the routes of administrators share: their key, their bodies, and changes that a replica has missed."""
 
 import asyncio
 import logging
@@ -72,7 +72,7 @@ def in_words(failures: Mapping[str, MrpServeError]) -> str:
     return "; ".join(f"{replica}: {error.message}" for replica, error in failures.items())
 
 
-def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
+def admin_router(keys: KeyRing, bodies: Bodies, prefix: str = "/admin") -> APIRouter:
     """A router without routes. They will need one of these keys, before their bodies are read."""
 
     @contextmanager
@@ -83,7 +83,7 @@ def admin_router(keys: KeyRing, bodies: Bodies) -> APIRouter:
         with bodies.coming(f"admin/{key.name}", request.receive) as receive:
             yield Request(request.scope, receive)
 
-    return APIRouter(prefix="/admin", tags=[OPERATION], route_class=locked(authorize))
+    return APIRouter(prefix=prefix, tags=[OPERATION], route_class=locked(authorize))
 
 
 async def read_body(request: Request, kind: type[_Body]) -> _Body:

@@ -15,13 +15,14 @@ from service.messages.replica_status import (
     outdated,
     resting,
 )
-from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
+from service.messages.wire import Encoded, Failure, ReplicaRequest, ReplicaStream, Weights
 
 
 class Backend(Protocol):
     """The replicas that generate. Every method may raise an MrpServeError."""
 
-    async def count(self, request: ReplicaRequest) -> int | Failure: ...
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        """The prompt of a request as token ids, and token ids as text."""
 
     def stream(self, request: ReplicaRequest) -> ReplicaStream:
         """The answer block by block. Closing the stream aborts the request."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -21,7 +22,7 @@ from service.admission.charge import TokenCharge
 from service.admission.controller import AdmissionController
 from service.admission.keys import KeyRing
 from service.admission.throughput import MIN_WANTED
-from service.api.answers import Health, Live
+from service.api.answers import Health, Live, Version
 from service.api.anthropic.routes import anthropic_router
 from service.api.driver import JsonAnswer, locked
 from service.api.errors import install_error_handlers
@@ -29,6 +30,7 @@ from service.api.fields import IGNORED, STRICT, IgnoredFields
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
 from service.api.openai.routes import openai_router
+from service.api.openai.tokens import tokens_router
 from service.api.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, route_docs
 from service.api.parse import RequestContext
 from service.api.score.routes import score_router
@@ -50,6 +52,7 @@ from service.gateway.metrics import Throttled, expose
 from service.gateway.pause import ServicePause, add_pause_routes
 from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
+from service.gateway.prefix_cache import add_cache_route
 from service.gateway.request_log import Record, current_origin, current_record, telemetry, with_request_log
 from service.gateway.stall_watch import StallWatch
 from service.gateway.weights import ServiceWeights, add_weight_routes
@@ -165,13 +168,18 @@ class Ingress:
         app.include_router(models)
         app.include_router(openai_router(self), tags=[OPENAI])
         app.include_router(score_router(self), tags=[DECODING])
+        app.include_router(tokens_router(self), tags=[DECODING])
         app.include_router(anthropic_router(self), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
-            router = admin_router(KeyRing.load_admins(self._settings), self.bodies)
+            admins = KeyRing.load_admins(self._settings)
+            router = admin_router(admins, self.bodies)
             add_weight_routes(router, self._weights)
             add_pause_routes(router, self._pause)
             app.include_router(router)
+            root = admin_router(admins, self.bodies, prefix="")
+            add_cache_route(root, self._backend)
+            app.include_router(root)
         app.router.routes.extend(playground_routes())
 
     def _operation(self) -> APIRouter:
@@ -180,7 +188,10 @@ class Ingress:
         alive: dict[int | str, Any] = {200: {"model": Live}}
         router.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
         healthy = {200: {"model": Health}, **errors(503)}
-        router.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
+        for path in ("/health", "/ping"):  # SageMaker asks for the second
+            router.get(path, summary="Whether a replica can generate", responses=healthy)(self._health)
+        answer: dict[int | str, Any] = {200: {"model": Version}}
+        router.get("/version", summary="The version of this program", responses=answer)(self._version)
         metrics = router.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)
         metrics(self._metrics)
         return router
@@ -190,6 +201,9 @@ class Ingress:
 
     async def _live(self) -> Response:
         return JsonAnswer({"status": "ok"})
+
+    async def _version(self) -> Response:
+        return JsonAnswer({"version": version("mrp-serve")})
 
     async def _health(self) -> Response:
         self.draining.check()

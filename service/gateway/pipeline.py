@@ -10,7 +10,17 @@ from service.gateway.backend import Backend
 from service.gateway.draining import Draining
 from service.gateway.request_log import note_ending, note_request
 from service.gateway.slow_readers import Relay, SlowReaders
-from service.messages.wire import Answer, AnswerStream, Chunk, Ending, Failure, Progress, ReplicaRequest, ReplicaStream
+from service.messages.wire import (
+    Answer,
+    AnswerStream,
+    Chunk,
+    Encoded,
+    Ending,
+    Failure,
+    Progress,
+    ReplicaRequest,
+    ReplicaStream,
+)
 from service.routing.failover import Attempts, FailoverPolicy
 
 
@@ -49,17 +59,18 @@ class RequestPipeline:
         """
         return Relay(self.readers, request, self._items(request, charge)).items()
 
-    async def count_tokens(self, request: ReplicaRequest, charge: TokenCharge) -> int:
+    async def encode(self, request: ReplicaRequest, charge: TokenCharge) -> Encoded:
+        """The prompt of a request as token ids, and token ids as text."""
         with self._counted(charge), self._draining.abortable():
             async with self._admission.slot(request, charge) as usage:
                 attempts = Attempts(request, self._failover)
                 while True:
                     try:
-                        tokens = await self._backend.count(attempts.request)
-                        if isinstance(tokens, Failure):
-                            raise tokens.error
-                        usage.count(tokens)
-                        return tokens
+                        encoded = await self._backend.encode(attempts.request)
+                        if isinstance(encoded, Failure):
+                            raise encoded.error
+                        usage.count(len(encoded.token_ids))
+                        return encoded
                     except MrpServeError as error:
                         await attempts.next(error)
 

@@ -16,13 +16,13 @@ from pydantic_core import to_json
 
 from service.ipc.data import Data, Private
 from service.ipc.messagepack import MessagePack, Unsendable
-from service.messages.wire import Chunk, Ending, Failure, Progress, ReplicaRequest
+from service.messages.wire import Chunk, Encoded, Ending, Failure, Progress, ReplicaRequest
 
 #: bytes of a nonce, and of a proof
 NONCE = PROOF = 32
 _PURPOSE = b"mrp-serve link 1 "
 
-Method = Literal["count", "stream"]
+Method = Literal["encode", "stream"]
 
 
 def make_nonce() -> bytes:
@@ -69,10 +69,10 @@ class CancelCall(Data, frozen=True, tag=2):
 
 
 class ReplicaItem(Data, frozen=True, tag=3):
-    """A part of an answer, or a number of tokens."""
+    """A part of an answer, or an encoded prompt."""
 
     number: int
-    item: Progress | Chunk | Ending | Failure | int
+    item: Progress | Chunk | Ending | Failure | Encoded
     other_requests: int  # the replica's requests of other ingresses
 
 

@@ -14,7 +14,7 @@ from service.ipc.messagepack import Unsendable
 from service.link.client import AuthenticationFailed, Link, PendingCall, ReplicaDraining
 from service.link.protocol import Method
 from service.messages.replica_status import Address, Status, resting
-from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, patience_s, too_late
+from service.messages.wire import Encoded, Failure, ReplicaRequest, ReplicaStream, patience_s, too_late
 from service.routing.router import Router
 
 _log = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ class ReplicaLinks:
         self._unauthenticated: set[Address] = set()
         self._updating, self._updated = asyncio.Lock(), asyncio.Event()
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        call, tokens = await self._begin("count", request)
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        call, item = await self._begin("encode", request)
         call.end()
-        return cast(int | Failure, tokens)
+        return cast(Encoded | Failure, item)
 
     async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         call, item = await self._begin("stream", request)

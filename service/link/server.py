@@ -19,7 +19,7 @@ from service.ipc.connections import HEARTBEAT_S, LONGEST, Frames
 from service.ipc.messagepack import Malformed
 from service.link import protocol
 from service.messages.replica_status import Address
-from service.messages.wire import Failure, ReplicaRequest, ReplicaStream
+from service.messages.wire import Encoded, Failure, ReplicaRequest, ReplicaStream
 from service.tracebacks import error_for_client
 
 _log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ _LOG_INTERVAL_S = 60.0
 class RequestHandler(Protocol):
     """Answers the calls."""
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        """The number of tokens of a request's prompt."""
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        """The prompt of a request as token ids, and token ids as text."""
 
     def stream(self, request: ReplicaRequest) -> ReplicaStream:
         """The answer block by block. Closing the stream aborts the request."""
@@ -134,7 +134,7 @@ class LinkServer:
                     async for item in items:
                         send(item)
             else:
-                send(await self._replica.count(request))
+                send(await self._replica.encode(request))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id
             send(Failure(error_for_client(error, request.origin.request_id)))
         connection.send(protocol.CallEnd(number))

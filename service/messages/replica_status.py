@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from service.decode.knobs import KnobValue
-from service.errors import GenerationChangeFailed, MrpServeError, WeightUpdateFailed
+from service.errors import CacheResetFailed, GenerationChangeFailed, MrpServeError, WeightUpdateFailed
 from service.ipc.data import Data
 from service.messages.wire import Weights
 from service.quality.presets import Presets
@@ -55,9 +55,15 @@ class SetPause(Data, frozen=True, tag=3):
     wait: bool = False  # running requests finish before a pause
 
 
+class ResetPrefixCache(Data, frozen=True, tag=5):
+    """Makes a replica forget the written blocks that no running request holds."""
+
+    failed: ClassVar[type[MrpServeError]] = CacheResetFailed
+
+
 #: A command for every replica. Only the ingress's routes and the engine's process know the kinds. `failed`: the error
 #: of a command that not all replicas could carry out.
-ControlCommand = CheckWeights | UpdateWeights | SetPause
+ControlCommand = CheckWeights | UpdateWeights | SetPause | ResetPrefixCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,13 @@ class Failure(Data, frozen=True, tag=4):
     error: MrpServeError
 
 
+class Encoded(Data, frozen=True, tag=5):
+    """A prompt as token ids. `text`: the text of a prompt that came as token ids, control tokens included."""
+
+    token_ids: Private[tuple[int, ...]]
+    text: Private[str] = ""
+
+
 #: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`
 ReplicaStream = AsyncGenerator[Progress | Chunk | Ending | Failure]
 #: the same stream when failures are raised as errors

@@ -105,6 +105,13 @@ def with_asgi_disconnect(app: ASGIApp) -> ASGIApp:
     return adapted
 
 
+def open_warning(settings: Settings) -> str:
+    """A line for the log of a service behind Serve's proxies without API keys. Empty with keys."""
+    if settings.api_keys or settings.api_keys_file:
+        return ""
+    return "no API keys are set, so whoever reaches the port of Serve's proxies (http_options.host) may use the service"
+
+
 @serve.ingress()
 class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
@@ -131,6 +138,8 @@ class IngressDeployment:
         backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, backend, IngressDeps(start_tracing(settings), registry))
         self._ingress.watch()
+        if not listens and (warning := open_warning(settings)):
+            logging.getLogger(__name__).warning(warning)
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None
         if listens:

@@ -44,7 +44,7 @@ class RayBackend:
         scales_to_zero: bool = False,
     ) -> None:
         self._links = links
-        self.count, self.stream = links.count, links.stream
+        self.encode, self.stream = links.encode, links.stream
         self._replicas, self._ingresses = replicas, ingresses
         self._scales_to_zero = scales_to_zero
         self._statuses: list[Status] = []

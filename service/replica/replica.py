@@ -23,6 +23,7 @@ from service.errors import PromptTooLong
 from service.messages.replica_status import Snapshot, Status
 from service.messages.wire import (
     Chunk,
+    Encoded,
     Ending,
     Failure,
     Progress,
@@ -234,9 +235,15 @@ class Replica:
             limit = min(limit, longest - len(prompt))
         return limit - len(request.resume.token_ids)
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        """The prompt of a request as token ids, and token ids as text."""
         try:
-            return len(await self._encode(request))
+            token_ids = await self._encode(request)
+            if request.token_ids is None:
+                return Encoded(token_ids)
+            return Encoded(
+                token_ids, await self._run(len(token_ids), lambda: self.codec.decode(token_ids, control=True))
+            )
         except Exception as error:  # noqa: BLE001 - as in `stream`
             return _failure(error, request)
 

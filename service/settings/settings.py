@@ -48,18 +48,29 @@ Fitting = PositiveInt | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+#: panel of `--help` and section of docs/settings.md -> its first setting; the settings are declared in this order
+SECTIONS = {
+    "Model": "config",
+    "Speed": "tensor_parallel_size",
+    "Limits": "max_model_len",
+    "Security": "host",
+    "Scaling": "num_replicas",
+    "Logs": "log_level",
+}
+
+
 class Settings(BaseSettings):
     """The settings of one service. SettingsError names the key, the value and the allowed values."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
-
-    # the model
+    # Model
+    config: Path | None = Field(None, description="YAML or JSON file with any of these settings")
     model: str = Field(
         str(Path(__file__).parent.parent / "demo"),
         description="folder or hub name of a checkpoint; owner/name@revision pins it",
     )
+    revision: str | None = Field(None, description="commit, tag or branch of the hub name, instead of `@revision`")
     served_model_name: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="comma-separated names that requests may use, the first one for answers; `*`: any name; default: "
@@ -77,12 +88,12 @@ class Settings(BaseSettings):
     quality_file: Path | None = Field(
         None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
     )
+
+    # Speed
     tensor_parallel_size: PositiveInt = Field(
         1,
         description="devices of one machine that hold a replica's model together; it must divide heads and inner sizes",
     )
-
-    # limits
     gpu_memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
         0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: share of free memory"
     )
@@ -105,6 +116,17 @@ class Settings(BaseSettings):
     enable_prefix_caching: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
     )
+    attention_backend: Literal["auto", "eager", "triton"] = Field(
+        "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
+    )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
+    )
+    deterministic: bool = Field(
+        False, description="same seed, same tokens: in any batch and on any equal replica; slower"
+    )
+
+    # Limits
     max_model_len: PositiveInt | None = Field(
         None, description="the most tokens of prompt and completion together; default: the checkpoint's limit"
     )
@@ -113,15 +135,6 @@ class Settings(BaseSettings):
         description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
         "context. Its KV pages are reserved, so more means fewer requests at once",
     )
-    deterministic: bool = Field(
-        False, description="same seed, same tokens: in any batch and on any equal replica; slower"
-    )
-    attention_backend: Literal["auto", "eager", "triton"] = Field(
-        "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
-    )
-    cuda_graphs: Literal["auto", "off"] = Field(
-        "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
-    )
     max_waiting: PositiveInt = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
@@ -129,26 +142,29 @@ class Settings(BaseSettings):
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
     )
     max_body_bytes: PositiveInt = Field(1024 * 1024, description="longest request body, in bytes")
-    max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
 
-    # the server
+    # Security
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
-    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (),
-        description="comma-separated origins of web pages that may use the service (CORS), such as "
-        "`https://chat.example`; `*`: any page; default: none",
-    )
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (), repr=False, description="comma-separated keys or `sha256:<hex>`; no keys and no key file: open"
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="comma-separated keys for `/admin/…`; no keys: there are no such routes"
+        (),
+        repr=False,
+        description="comma-separated keys for `/admin/…` and `/reset_prefix_cache`; no keys: there are no such routes",
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated origins of web pages that may use the service (CORS), such as "
+        "`https://chat.example`; `*`: any page; default: none",
     )
     share_prefixes_between_keys: bool = Field(
         False, description="requests of all API keys share KV pages; a key can then find out prompts of other keys"
     )
+
+    # Scaling
     num_replicas: Annotated[int, Field(ge=0)] = Field(
         1, description="replicas of the model; the minimum if `max_replicas` is larger (0: none without requests)"
     )
@@ -160,6 +176,9 @@ class Settings(BaseSettings):
         description="processes that take requests, each with an equal share of slots and limits; `mrp-serve serve`: a "
         "single one listens itself, several are behind Serve's proxy",
     )
+    max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
+
+    # Logs
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="log level of the service and of Serve; info: a line for every request"
     )
@@ -218,6 +237,19 @@ class Settings(BaseSettings):
         cls.__pydantic_validator__.validate_json(text, self_instance=settings)
         return settings
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_revision(cls, values: Any) -> Any:
+        """Writes `revision` into `model`. SettingsError if the model is a folder, or has another revision."""
+        if not isinstance(values, dict) or not (revision := values.get("revision")):
+            return values
+        model = str(values.get("model", cls.model_fields["model"].default))
+        repository, _, pin = model.partition("@")
+        if pin not in ("", revision) or Path(model).expanduser().is_dir():
+            reason = f"model has the revision {pin!r}" if pin else f"model is the folder {model}"
+            raise SettingsError(f"revision is {revision!r}, but {reason}", param="revision")
+        return {**values, "model": f"{repository}@{revision}", "revision": None}
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.tensor_parallel_size > 1 and self.device not in {"auto", "cpu", "cuda"}:
@@ -271,6 +303,12 @@ class Settings(BaseSettings):
         return tuple(
             InitSettingsSource(settings_cls, init_kwargs=values) for values in (arguments, environment, content)
         )
+
+
+def section_of(setting: str) -> str:
+    """The section of `SECTIONS` that a setting belongs to."""
+    names = list(Settings.model_fields)
+    return [title for title, first in SECTIONS.items() if names.index(first) <= names.index(setting)][-1]
 
 
 def torch_threads() -> int | None:

@@ -8,12 +8,14 @@ import yaml
 
 from service.errors import SettingsError, nearest
 
-#: names of SGLang -> the setting that is the same thing. Settings have vLLM's names where vLLM has the same thing.
+#: names of SGLang and vLLM -> the setting that is the same thing. Settings have vLLM's names where vLLM's values fit.
 ALIASES = {
+    "api_key": "api_keys",
     "context_length": "max_model_len",
     "enable_deterministic_inference": "deterministic",
     "max_running_requests": "max_num_seqs",
     "max_total_tokens": "kv_cache_tokens",
+    "otlp_traces_endpoint": "otlp_endpoint",
     "tp_size": "tensor_parallel_size",
 }
 
@@ -27,8 +29,9 @@ def by_setting(values: Mapping[str, Any], settings: Iterable[str], where: str) -
             raise SettingsError(f"{where}: {name!r} is not a setting; {nearest(name, names)}", param=name)
         setting = ALIASES.get(name, name)
         if setting in chosen and chosen[setting] != value:
+            received, other = ("…", "…") if setting.endswith("_keys") else (repr(value), repr(chosen[setting]))
             raise SettingsError(
-                f"{where}: {name} is {value!r}, and another name of {setting} says {chosen[setting]!r}", param=name
+                f"{where}: {name} is {received}, and another name of {setting} says {other}", param=name
             )
         chosen[setting] = value
     return chosen

@@ -51,7 +51,8 @@ def start_tracing(settings: Settings) -> Tracing | None:
             f"otlp_endpoint is {settings.otlp_endpoint!r}, which needs `pip install '.[tracing]'`",
             param="otlp_endpoint",
         ) from None
-    return Tracing(OTLPSpanExporter(f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"))
+    path = "/v1/traces"  # a collector's address may have it, as vLLM's does
+    return Tracing(OTLPSpanExporter(settings.otlp_endpoint.rstrip("/").removesuffix(path) + path))
 
 
 def current_trace() -> tuple[tuple[str, str], ...]:

@@ -184,13 +184,13 @@ class TextCodec:
         """Ids of a chat of one message by the user, as `encode_chat`."""
         return self.encode_chat([{"role": "user", "content": text}])
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without control tokens."""
-        return self._special.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, control: bool = False) -> str:
+        """The text of ids, without control tokens, or with `control` their names, too."""
+        return self._special.decode(list(ids), skip_special_tokens=not control)
 
     def name_of(self, token: int) -> str:
         """The text of one token, of a control token its name. A part of a character is `\ufffd`."""
-        return self._special.decode([token], skip_special_tokens=False)
+        return self.decode([token], control=True)
 
     def stream(self, stop: Sequence[str] = (), min_tokens: int = 0) -> TextStream:
         """A detokenizer of one answer. No stop text is searched in the text of the first `min_tokens` tokens."""

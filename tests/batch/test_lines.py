@@ -41,6 +41,8 @@ def test_defaults_fill_the_fields_that_a_body_lacks(tmp_path: Path) -> None:
         tmp_path, {"prompt": "x"}, {"url": "/v1/completions", "body": {"seed": 2}}, defaults={"seed": 1, "top_k": 5}
     )
     assert [line.body for line in lines] == [{"seed": 1, "top_k": 5, "prompt": "x"}, {"seed": 2, "top_k": 5}]
+    [line] = read(tmp_path, {"prompt": "x", "max_tokens": 8}, defaults={"max_new_tokens": 64, "seed": 1})
+    assert line.body == {"prompt": "x", "max_tokens": 8, "seed": 1}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def progress(output):
 def test_speed_compares_loops_steps_and_prefixes(run, capsys, tmp_path):
     words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
     words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]
-    assert run("speed", "--model", GOLDEN, "--threads", 1, *words, "--output", tmp_path / "rows.json") == 0
+    assert run("speed", "--model", GOLDEN, "--threads", 1, *words, "--out", tmp_path / "rows.json") == 0
     assert progress(capsys.readouterr().err) == [(done, 6) for done in range(1, 7)]
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert all(row["engine"] > 0 and row["plain"] > 0 for row in rows["speed"])
@@ -34,7 +34,7 @@ def test_speed_compares_loops_steps_and_prefixes(run, capsys, tmp_path):
 def test_loads_compares_plans_at_a_published_shape_with_static(run, priced, capsys, tmp_path, small_shape):
     words = ["--requests", 2, "--concurrency", 1, "--rounds", 1, "--problems", 2, "--new-tokens", 4]
     words += ["--plan", "speculative mrp_steps=1", "--shape", "sdar-1.7b", "--block-size", 8]
-    assert run("loads", *words, "--output", tmp_path / "rows.json") == 0
+    assert run("loads", *words, "--out", tmp_path / "rows.json") == 0
     output = capsys.readouterr()
     assert progress(output.err) == [(done, 4) for done in range(1, 5)]
     assert "1 together, to warm up, static" in output.err
@@ -48,7 +48,7 @@ def test_loads_compares_plans_at_a_published_shape_with_static(run, priced, caps
 def test_evaluate_compares_plans_and_writes_rows(run, capsys, tmp_path):
     plans = ("static", "speculative mrp_steps=4", "speculative mrp_steps=4 zero", "remask threshold=0.3")
     options = [word for plan in plans for word in ("--plan", plan)]
-    words = ("--problems", 4, "--together", 2, "--threads", 1, "--output", tmp_path / "rows.json")
+    words = ("--problems", 4, "--together", 2, "--threads", 1, "--out", tmp_path / "rows.json")
     assert run("evaluate", *words, *options) == 0
     output = capsys.readouterr()
     assert progress(output.err) == [(done, 16) for done in range(2, 17, 2)]
@@ -67,7 +67,7 @@ def test_text_judges_every_plan_beside_the_first(run, capsys, tmp_path):
     plans = ("static", "speculative mrp_steps=4", "remask threshold=0.3")
     options = [word for plan in plans for word in ("--plan", plan)]
     words = ("--source", "packages", "--passages", 2, "--max-new-tokens", 16, "--threads", 1)
-    assert run("text", *words, *options, "--output", tmp_path / "rows.json") == 0
+    assert run("text", *words, *options, "--out", tmp_path / "rows.json") == 0
     assert "valid" in capsys.readouterr().out
     file, static, lossless, lossy = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert file["valid"] == 1.0
@@ -79,7 +79,7 @@ def test_text_judges_every_plan_beside_the_first(run, capsys, tmp_path):
 
 @pytest.mark.slow  # the process of an engine starts; tests/batch has the rest
 def test_batch_compares_the_same_answers(run, capsys, tmp_path):
-    words = ["--rounds", 1, "--lines", 4, "--plan", "dynamic threshold=0.5", "--output", tmp_path / "rows.json"]
+    words = ["--rounds", 1, "--lines", 4, "--plan", "dynamic threshold=0.5", "--out", tmp_path / "rows.json"]
     assert run("batch", *words) == 0
     output = capsys.readouterr()
     assert progress(output.err) == [(1, 2), (2, 2)]
@@ -90,7 +90,7 @@ def test_batch_compares_the_same_answers(run, capsys, tmp_path):
 
 def test_host_has_times_by_load(run, capsys, tmp_path):
     words = ("--model", GOLDEN, "--concurrency", 1, "--concurrency", 3, "--steps", 2)
-    assert run("host", *words, "--plan", "speculative mrp_steps=1", "--output", tmp_path / "rows.json") == 0
+    assert run("host", *words, "--plan", "speculative mrp_steps=1", "--out", tmp_path / "rows.json") == 0
     [row] = json.loads((tmp_path / "rows.json").read_text())
     assert set(row["microseconds"]) == {"1", "3"}
     assert min(row["microseconds"].values()) > 0
@@ -105,7 +105,7 @@ SMALL |= {"mask_token_id": 1050, "eos_token_id": 1051}
 def test_forward_has_all_ratios_of_its_table(run, monkeypatch, tmp_path):
     monkeypatch.setattr(forward, "RAW", SMALL)
     monkeypatch.setattr(forward, "_STEPS", 1)
-    assert run("forward", "--rounds", 1, "--output", tmp_path / "rows.json") == 0
+    assert run("forward", "--rounds", 1, "--out", tmp_path / "rows.json") == 0
     limits = [row["limit"] for row in json.loads((tmp_path / "rows.json").read_text())]
     assert limits == [1.1, None, 1.0, None, 0.8, None, 0.8, None, 1.0, 1.15, 4.0, 2.0]
 
@@ -120,7 +120,7 @@ class TestRefusals:
         ("words", "message"),
         [
             (("evaluate", "--problems", 1201), "problems is 1201, allowed are 1 to 1200"),
-            (("evaluate", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
+            (("evaluate", "--out", "nowhere/x.json"), "out is nowhere/x.json, but nowhere is not a folder"),
             (("evaluate", "--plan", "remask threshold"), "plan is 'remask threshold', expected is text such as"),
             (("loads", "--plan", "swift"), "mode is 'swift'"),
         ],

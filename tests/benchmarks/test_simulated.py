@@ -100,7 +100,7 @@ def test_equal_seeds_give_equal_clocks() -> None:
 
 
 def test_simulated_compares_plans_with_static(run, capsys, tmp_path) -> None:
-    words = ("--plan", "direct mrp_steps=1", "--plan", "speculative mrp_steps=auto", "--output", tmp_path / "rows.json")
+    words = ("--plan", "direct mrp_steps=1", "--plan", "speculative mrp_steps=auto", "--out", tmp_path / "rows.json")
     assert run("simulated.__main__", "CPU, 1 user", *words) == 0
     assert "times static: " in capsys.readouterr().out
     direct, auto = json.loads((tmp_path / "rows.json").read_text())

@@ -33,7 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` in a s
 
 
 def start(file: Path, out: Path, *options: object) -> subprocess.Popen[str]:
-    call = [sys.executable, "-m", "service.cli.main", "batch", "--in", file, "--out", out]
+    call = [sys.executable, "-m", "service.cli", "batch", "--in", file, "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         list(map(str, [*call, *OPTIONS, *options])), cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment

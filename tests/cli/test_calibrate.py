@@ -85,7 +85,7 @@ def test_the_frontier_is_the_measurement_of_calibrate_as_a_table_and_rows(
 ):
     jobs, measure = [], Calibration.measure
     monkeypatch.setattr(Calibration, "measure", lambda self, job: jobs.append(job) or measure(self, job))
-    assert run("frontier", *options(PLANS), "--output", tmp_path / "rows.json") == 0
+    assert run("frontier", *options(PLANS), "--out", tmp_path / "rows.json") == 0
     assert len(jobs) == num_jobs(lossy=2, lossless=2)
     head = capsys.readouterr().out.splitlines()[0]
     for column in ("plan", "accuracy", "from static", "identical", "tok/forward", "frontier"):
@@ -144,7 +144,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
+        (("--out", "nowhere/x.json"), "out is nowhere/x.json, but nowhere is not a folder"),
         (("--prompts", "nowhere.jsonl"), "the prompts nowhere.jsonl cannot be read: No such file"),
         (("--plan", "remask threshold"), "plan is 'remask threshold', expected is text such as 'remask thr"),
     ],

@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from service.cli import cluster as program
+from service.cli.main import app
 from tests.deploy.dockerfile import ROOT, read, sent_to_the_build, variables
 from tests.service.running import DEAD_PROXIES
 
@@ -28,8 +30,9 @@ def test_hadolint_has_nothing_to_say():
 
 
 def test_only_copied_files_reach_the_build():
-    sources = [source for argument in BUILD.all("COPY") for source in argument.split()[:-1]]
-    assert {"constraints.txt", "pyproject.toml", "service"} <= set(sources)
+    copies = [argument for argument in (*BUILD.all("COPY"), *RUNTIME.all("COPY")) if "--from" not in argument]
+    sources = [source for argument in copies for source in argument.split()[:-1]]
+    assert {"constraints.txt", "pyproject.toml", "mrp_serve", "service", "training"} <= set(sources)
     for source in sources:
         assert (ROOT / source).exists()
         assert sent_to_the_build(source)
@@ -48,9 +51,43 @@ def test_the_environment_is_that_of_the_program():
 
 def test_the_user_is_not_root_and_clusters_can_start_commands():
     assert RUNTIME.all("USER") == ["1000"]
-    assert RUNTIME.last_command("CMD") == ["mrp-serve", "serve", "--host", "0.0.0.0"]
-    assert not RUNTIME.all("ENTRYPOINT"), "`docker run IMAGE bash` is how `ray up` starts it"
     assert all(tool in RUNTIME.all("RUN")[0] for tool in ("rsync", "wget"))
+
+
+def started(*words, **environment):
+    """The command that a container with these arguments runs: the program itself is a script that prints it."""
+    [copy] = [argument for argument in RUNTIME.all("COPY") if "--from" not in argument]
+    source, target = copy.split()
+    assert Path(target).name == RUNTIME.last_command("ENTRYPOINT")[0]
+    assert os.access(ROOT / source, os.X_OK)
+    command = [ROOT / source, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ([], ["mrp-serve", "serve"]),
+        (RUNTIME.last_command("CMD"), ["mrp-serve", "serve"]),
+        (["--model", "X"], ["mrp-serve", "serve", "--model", "X"]),
+        (["serve", "--model", "X"], ["mrp-serve", "serve", "--model", "X"]),
+        (["owner/name", "--port", "80"], ["mrp-serve", "serve", "owner/name", "--port", "80"]),
+        (["mrp-serve", "serve"], ["mrp-serve", "serve"]),
+        (["bash"], ["bash"]),
+        *([[name], ["mrp-serve", name]] for name in typer.main.get_group(app).commands),
+    ],
+)
+def test_a_container_takes_flags_a_model_or_a_command(tmp_path, words, command):
+    """`docker run IMAGE bash` is how `ray up` starts it."""
+    for name in ("mrp-serve", "bash"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "${0##*/} $@"\n')
+        (tmp_path / name).chmod(0o755)
+    assert started(*words, PATH=str(tmp_path)) == command
+
+
+def test_a_container_listens_where_others_reach_it():
+    environment = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
+    assert environment["MRP_SERVE_HOST"] == "0.0.0.0"
 
 
 def test_only_torch_comes_from_the_index_of_torch():
@@ -66,7 +103,7 @@ def test_only_torch_comes_from_the_index_of_torch():
     ).stdout
     [line] = [line for line in recipe.splitlines() if "PIP_INDEX_URL" in line]
     assert line.startswith('PIP_INDEX_URL="INDEX"')
-    assert line.endswith("--no-deps -c constraints.txt torch")
+    assert line.endswith("-c constraints.txt --no-deps torch")
 
 
 # --- the install steps, for real ---------------------------------------------------------------------
@@ -176,7 +213,8 @@ def test_the_install_steps_give_a_program_that_serves(built):
 @pytest.mark.timeout(1800)
 def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
     build, folder = built
-    health, command = RUNTIME.last_command("HEALTHCHECK"), RUNTIME.last_command("CMD")
+    health = RUNTIME.last_command("HEALTHCHECK")
+    command = [str(ROOT / "deploy" / "entrypoint.sh"), *RUNTIME.last_command("CMD")]
     values = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
     environment = {**values, "HF_HOME": str(folder), "HOME": str(folder), "PATH": build.environment["PATH"]}
     script = f"""

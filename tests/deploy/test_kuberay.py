@@ -242,6 +242,30 @@ def test_every_node_finds_the_keys(overlay):
         assert volume == {"secretName": "mrp-serve-api-keys", "defaultMode": 0o440}, "not optional: pods wait for it"
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS[1:])
+def test_the_hubs_token_may_be_missing(overlay):
+    for container in containers(build(overlay)):
+        [token] = [entry["valueFrom"]["secretKeyRef"] for entry in container["env"] if entry["name"] == "HF_TOKEN"]
+        assert token["optional"] is True
+
+
+def test_the_ingress_leads_to_the_service_and_only_to_routes_of_clients(tmp_path):
+    parts = {name: os.path.relpath(KUBERAY / name, tmp_path) for name in ("overlays/cpu-demo", "components/ingress")}
+    kustomization = {"resources": [parts["overlays/cpu-demo"]], "components": [parts["components/ingress"]]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    documents = build(tmp_path)
+    ingress = find(documents, "Ingress")
+    assert problems(ingress) == []
+    [rule] = ingress["spec"]["rules"]
+    assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/generate", "/health"}
+    service = find(documents, "RayService")["spec"]["serveService"]
+    [port] = service["spec"]["ports"]
+    backends = [path["backend"]["service"] for path in rule["http"]["paths"]]
+    assert backends == [{"name": service["metadata"]["name"], "port": {"name": port["name"]}}] * 3
+    timeout_s = int(ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-read-timeout"])
+    assert timeout_s > Settings().request_timeout_s
+
+
 def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_for(tmp_path):
     documents = [entry for overlay in OVERLAYS for entry in build(overlay)]
     assert not [entry for entry in documents if entry["kind"] == "Secret"]

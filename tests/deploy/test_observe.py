@@ -104,7 +104,8 @@ def test_the_dashboard_finds_its_data_source():
 def test_an_alert_asks_for_what_exists_and_has_its_part_of_the_runbook(rule):
     assert problems(rule["expr"]) == []
     assert rule["labels"]["severity"] in {"page", "ticket"}
-    assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+    link = f"docs/operations.md#{rule['alert'].lower()}"
+    assert rule["annotations"]["runbook_url"] == f"{{{{ $externalLabels.runbooks }}}}/{link}"
     assert f"\n### {rule['alert']}\n" in RUNBOOK
     assert rule["for"]
 
@@ -128,6 +129,7 @@ def test_the_alert_of_errors_has_every_reason_that_is_the_services_fault():
         if isinstance(kind, type) and issubclass(kind, errors.MrpServeError) and kind.status >= 500
     }
     elsewhere = {"deadline_exceeded", "weight_update_failed", "generation_change_failed", "asleep", "ingress_lost"}
+    elsewhere |= {"cache_reset_failed"}
     never_sent = {"checkpoint_error", "data_error", "settings_error"}
     [rule] = [rule for rule in RULES if rule["alert"] == "MrpServeErrors"]
     [reasons] = re.findall(r'reason=~"([^"]+)"', rule["expr"])

@@ -54,6 +54,22 @@ class TestSharing:
         assert len(shared(target, (-1, 0))) == 1
 
 
+class TestReset:
+    def test_blocks_that_no_request_holds_are_dropped(self) -> None:
+        target = cache()
+        running = lease(target, A, B)
+        leave(target, A, B, C)
+        leave(target, D)
+        target.drop_idle()
+        assert shared(target, A, B, C) == running.pages
+        assert shared(target, D) == []
+        audit(target, [running])
+        target.release(running)
+        target.drop_idle()
+        assert shared(target, A) == []
+        audit(target, [])
+
+
 class TestMrp:
     def test_a_replaced_page_stays_readable(self) -> None:
         target = cache()

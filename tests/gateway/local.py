@@ -4,7 +4,7 @@ from service.errors import InvalidRequest, MrpServeError
 from service.ipc.connections import Unsendable
 from service.link.protocol import AT_REPLICA, ReplicaCall
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
-from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
+from service.messages.wire import Encoded, Failure, ReplicaRequest, ReplicaStream, Weights
 from service.replica.replica import Replica
 
 
@@ -16,8 +16,8 @@ class LocalBackend:
         #: the requests for answers so far
         self.requests: list[ReplicaRequest] = []
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        return await self._generator.count(request)
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        return await self._generator.encode(request)
 
     def stream(self, request: ReplicaRequest) -> ReplicaStream:
         self.requests.append(request)
@@ -42,8 +42,8 @@ class LocalBackend:
 class LinkedBackend(LocalBackend):
     """The same, whose requests come through the bytes of a link."""
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        return await super().count(_crossed(request))
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        return await super().encode(_crossed(request))
 
     def stream(self, request: ReplicaRequest) -> ReplicaStream:
         return super().stream(_crossed(request))

@@ -88,9 +88,9 @@ async def test_no_prompt_of_a_usual_length_waits_for_a_huge_one(generator, monke
 
     monkeypatch.setattr(generator.codec, "tokenize", encoded)
     huge, usual = (replica_request_of(generator.status().card, {"prompt": "w5 " * count}) for count in (2**15, 2000))
-    waiting = asyncio.create_task(generator.count(huge))
+    waiting = asyncio.create_task(generator.encode(huge))
     await asyncio.sleep(0)
-    assert await generator.count(usual) == 2000
+    assert len((await generator.encode(usual)).token_ids) == 2000
     assert not waiting.done()
     held.set()
     assert isinstance(await waiting, Failure)

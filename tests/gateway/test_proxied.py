@@ -78,6 +78,7 @@ async def test_whole_responses_pass_unchanged():
         ("/health", "GET", True, 200),
         ("/health", "GET", False, 503),
         ("/health", "HEAD", False, 503),
+        ("/ping", "GET", False, 503),
         ("/generate", "POST", False, 200),  # a proxy that drains still answers
         ("/live", "GET", False, 200),
         ("/-/healthz", "GET", False, 503),

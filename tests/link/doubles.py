@@ -15,7 +15,7 @@ from service.ipc.data import Arrival
 from service.link.requests import ReplicaLinks
 from service.link.server import LinkServer
 from service.messages.replica_status import Status
-from service.messages.wire import Answer, Chunk, Ending, Failure, ReplicaRequest, ReplicaStream
+from service.messages.wire import Answer, Chunk, Encoded, Ending, Failure, ReplicaRequest, ReplicaStream
 from service.routing.router import Router
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
@@ -48,8 +48,8 @@ class Replica:
         self.name, self.started, self.cancelled = name, 0, 0
         self.may_go_on = asyncio.Event()
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        return len(request.token_ids or ())
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        return Encoded(request.token_ids or ())
 
     async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         async with self._counted():

@@ -253,7 +253,7 @@ async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
         await authenticate(service, reader, writer)
         calls = [
             ReplicaCall(7, "stream", structs.replace(replica_request(), stream_interval=16)),
-            ReplicaCall(8, "count", replica_request()),
+            ReplicaCall(8, "encode", replica_request()),
         ]
         for byte in framed(AT_INGRESS.content([AT_INGRESS.encode(call) for call in calls])):
             writer.write(bytes([byte]))

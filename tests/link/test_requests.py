@@ -17,7 +17,7 @@ from service.link import requests as linked
 from service.link import server as link_server
 from service.messages import wire
 from service.messages.replica_status import Address, PauseState, Status
-from service.messages.wire import Answer, Chunk, Ending, Failure, Resume, Weights
+from service.messages.wire import Answer, Chunk, Encoded, Ending, Failure, Resume, Weights
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, replica_request
 
@@ -27,7 +27,7 @@ UNLINKED = "the ingress has no connection to it"
 async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
     ingress = await service.ingress()
     assert await ingress.complete(replica_request()) == answer("a")
-    assert await ingress.count(replica_request()) == 1
+    assert await ingress.encode(replica_request()) == Encoded((1,))
     items = [item async for item in ingress.stream(replica_request())]
     assert items == [*(Chunk(index, "a", (index,), Stats()) for index in range(3)), Ending("length", 1, 3, Stats())]
     assert service.servers["a"].calls == 0
@@ -197,7 +197,7 @@ async def test_requests_go_to_replicas_that_others_are_not_ahead_of(
 async def test_without_a_link_requests_wait_until_there_is_one(service: Service) -> None:
     ingress = service.links()
     waits = [asyncio.create_task(ingress.complete(replica_request())) for _ in range(3)]
-    counts = asyncio.create_task(ingress.count(replica_request()))
+    counts = asyncio.create_task(ingress.encode(replica_request()))
     streams = asyncio.create_task(anext(ingress.stream(replica_request())))
     await asyncio.sleep(0)
     await ingress.update([])
@@ -205,7 +205,7 @@ async def test_without_a_link_requests_wait_until_there_is_one(service: Service)
     assert not any(call.done() for call in (*waits, counts, streams))
     await ingress.update(service.statuses())
     assert await asyncio.gather(*waits) == [answer("a")] * 3
-    assert (await counts, await streams) == (1, Chunk(0, "a", (0,), Stats()))
+    assert (await counts, await streams) == (Encoded((1,)), Chunk(0, "a", (0,), Stats()))
 
 
 async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
@@ -274,4 +274,4 @@ async def test_an_answer_without_an_encoding_fails_its_request_alone(service: Se
     failed = await ingress.complete(replica_request())
     assert isinstance(failed, Failure)
     assert type(failed.error) is MrpServeError
-    assert await ingress.count(replica_request()) == 1
+    assert await ingress.encode(replica_request()) == Encoded((1,))

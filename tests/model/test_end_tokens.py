@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from service.decode.modes import Static
 from service.engine import EngineConfig
 from service.errors import CheckpointError
 from service.library import TextModel
@@ -71,7 +70,7 @@ def test_end_tokens_come_from_all_files(tmp_path: Path, files: Files, expected: 
 def test_the_end_of_a_turn_ends_an_answer(tmp_path: Path, files: Files) -> None:
     """A tokenizer's file names it, or the chat template alone, which writes it after a message."""
     model = TextModel.load(written(tmp_path / "a", files), EngineConfig(kv_cache_tokens=4096))
-    [answer] = model.generate([STORY], Static(), max_new_tokens=64)
+    answer = model.chat(STORY, "static", max_tokens=64)
     assert answer.completion.finish_reason == "stop"
     assert END in model.codec.end_tokens(())
 

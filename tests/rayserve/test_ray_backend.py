@@ -48,7 +48,7 @@ STATUS = Status("r0", None, CARD)
 
 class Links:
     def __init__(self) -> None:
-        self.count = self.stream = None
+        self.encode = self.stream = None
         self.updates = list[list[Status]]()
         self.reached = {"r0"}
 

@@ -78,7 +78,7 @@ def ending_pair(pair: Service) -> Service:
 def service(services: Services) -> Service:
     """The program as a user starts it, with API keys and a log."""
     logs = ("--log-level", "debug", "--log-format", "json")
-    return services.of("service.cli.main", "--api-keys", "first,second", *logs)
+    return services.of("service.cli", "--api-keys", "first,second", *logs)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def started(tmp_path):
-    service = Service(tmp_path, "service.cli.main")
+    service = Service(tmp_path, "service.cli")
     assert service.becomes_ready(), service.stderr
     yield service
     service.process.kill()

@@ -109,7 +109,7 @@ def test_no_proxy_runs_before_the_only_ingress(client, service):
 
 
 def test_a_taken_port_is_said_before_anything_starts(service):
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--model", str(GOLDEN), "--port", str(service.port)]
+    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(GOLDEN), "--port", str(service.port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert f"cannot listen on 127.0.0.1:{service.port}: Address already in use" in done.stderr

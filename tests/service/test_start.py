@@ -23,7 +23,7 @@ def test_a_checkpoint_that_cannot_be_loaded(tmp_path):
     weights = load_file(broken / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    serve = [sys.executable, "-m", "service.cli.main", "serve", "--model", str(broken), "--port", str(free_port())]
+    serve = [sys.executable, "-m", "service.cli", "serve", "--model", str(broken), "--port", str(free_port())]
     done = subprocess.run(serve, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
     stderr = [line for line in done.stderr.splitlines() if line.startswith("mrp-serve: ")]

@@ -75,7 +75,8 @@ def test_it_says_what_it_found_trains_and_says_how_good_it_is(run_program, capsy
     output = capsys.readouterr()
     assert "12 lines: 9 examples to train on, 3 held out" in output.err
     assert "tokens/forward" in output.out
-    assert output.out.endswith(f"done: mrp-serve serve --model {tmp_path / 'out'}\n")
+    assert f"  hf upload OWNER/out {tmp_path / 'out'} . --exclude 'training/*'\n" in output.out
+    assert output.out.endswith(f"done: mrp-serve serve {tmp_path / 'out'}\n")
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (2, False, 2)
     assert len((tmp_path / "out/training/losses.jsonl").read_text().splitlines()) == 3

@@ -1,6 +1,7 @@
 """A whole training: a servable folder, a resume that is bit-exact, and a kill that loses only the last updates."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
+from service.replica.card import read_examples
 from service.text import TextCodec
 from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, I_DLM_NAME
 from tests.training.conftest import curve
+from training.card import write_card
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
+from training.conversations import Corpus
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule
@@ -65,6 +70,39 @@ def test_the_result_is_a_checkpoint_that_decodes(whole):
     mrp, zero = json.loads((out / "heldout.json").read_text()).values()
     assert mrp["divergence"] == scores[0].divergence
     assert zero["tokens_per_forward"] >= 1
+
+
+def test_the_card_has_the_backbone_the_data_and_the_scores(whole):
+    out, scores = whole
+    text = (out / "README.md").read_text()
+    matter = yaml.safe_load(text.split("---\n")[1])
+    assert matter == {
+        "library_name": "mrp-serve",
+        "pipeline_tag": "text-generation",
+        "tags": ["block-diffusion", "mrp"],
+    }
+    assert f"# {out.name}\n" in text
+    assert "| data | texts.jsonl: 40 lines, " in text
+    for name, score in zip(("MRP", "zero"), scores, strict=True):
+        assert re.search(rf"\| {name} \| .* \| {score.tokens_per_forward:.3f} \|\n", text)
+
+
+def test_the_card_names_a_backbone_of_the_hub_and_shows_prompts_of_the_data(tmp_path):
+    lines = [
+        {"messages": [{"role": "user", "content": "Was ist „w5“?"}, {"role": "assistant", "content": "w6"}]},
+        {"prompt": "w1 " * 100, "completion": "w2"},
+        {"prompt": "w1 w2", "completion": "w3"},
+        {"text": "w9"},
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / "abc"
+    plan = plan_of(data, tmp_path, source=Source(str(snapshot), data))
+    write_card(plan, Corpus([], [], 4, 0), {})
+    assert yaml.safe_load((tmp_path / "README.md").read_text().split("---\n")[1])["base_model"] == "owner/name"
+    chat, text = read_examples(tmp_path)
+    assert chat.messages == ({"role": "user", "content": "Was ist „w5“?"},)
+    assert text.text == "w1 w2"
 
 
 def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):

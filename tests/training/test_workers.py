@@ -31,7 +31,7 @@ def program(data, out, *more):
     """The program as a process."""
     words = ["--backbone", GOLDEN, "--data", data, "--out", out, "--steps", str(STEPS), "--batch", "4", *LOSSES, *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    call = [sys.executable, "-m", "service.cli.main", "train-mrp", "--device", "cpu", "--threads", "1", *words]
+    call = [sys.executable, "-m", "service.cli", "train-mrp", "--device", "cpu", "--threads", "1", *words]
     return subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 

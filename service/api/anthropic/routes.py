@@ -73,7 +73,8 @@ def anthropic_router(upstream: IngressServices) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         replica_request, context = await parsed(parse_count, upstream, request)
         charge = await upstream.admit(request, [replica_request])
-        tokens: protocol.TokenCount = {"input_tokens": await upstream.pipeline.count_tokens(replica_request, charge)}
+        encoded = await upstream.pipeline.encode(replica_request, charge)
+        tokens: protocol.TokenCount = {"input_tokens": len(encoded.token_ids)}
         return _with_id(JsonAnswer(tokens, headers=context.ignored.headers), request)
 
     return router

@@ -262,7 +262,11 @@ def with_proxy_health(app: ASGIApp) -> ASGIApp:
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         answering = app
-        if scope["type"] == "http" and scope["path"].endswith("/health") and (error := await unhealthy(scope, receive)):
+        if (
+            scope["type"] == "http"
+            and scope["path"].endswith(("/health", "/ping"))
+            and (error := await unhealthy(scope, receive))
+        ):
             request_id = Headers(scope=scope).get(REQUEST_ID, "")
             answering = problem(error, request_id, {REQUEST_ID: request_id})
         await answering(scope, receive, send)

@@ -1,14 +1,17 @@
 """Checks before a body is parsed: its size, the key, the route, the id of the request."""
 
 import json
+import tomllib
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from service.api.answers import Version
 from service.replica.replica import Replica
 from tests.gateway.generate.helpers import GENERATE, body, problem
-from tests.gateway.helpers import over
+from tests.gateway.helpers import assert_shape, over
+from tests.sources import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ class TestKeys:
         routes = [(method, path.replace("{model_id}", "demo")) for path in paths for method in paths[path]]
         public = {path for method, path in routes if (await locked.request(method, path, json={})).status_code != 401}
         assert len(routes) > 8
-        assert public == {"/live", "/health", "/metrics"}
+        assert public == {"/live", "/health", "/ping", "/version", "/metrics"}
 
     async def test_a_key_may_have_letters_beyond_ascii(self, generator):
         async with over(generator, api_keys=("schlüssel",)) as http:
@@ -93,6 +96,13 @@ class TestKeys:
 
 
 class TestRoutes:
+    async def test_the_routes_of_other_servers_for_operators(self, http):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        answer = (await http.get("/version")).json()
+        assert answer == {"version": project["version"]}
+        assert_shape(Version, answer)
+        assert (await http.get("/ping")).json() == (await http.get("/health")).json()
+
     @pytest.mark.parametrize(
         ("method", "path", "status", "code"),
         [

@@ -20,7 +20,7 @@ from service.errors import (
 )
 from service.gateway.deps import IngressDeps
 from service.gateway.ingress import Ingress
-from service.messages.wire import Chunk, Ending, Failure, ReplicaRequest
+from service.messages.wire import Chunk, Encoded, Ending, Failure, ReplicaRequest
 from service.settings.settings import Settings
 from tests.clock import Clock
 from tests.gateway.doubles import STATS, AsgiClient, Scripted
@@ -96,8 +96,8 @@ class Choices(Scripted):
 class Counting(Scripted):
     """A backend whose prompts have 299 tokens."""
 
-    async def count(self, request: ReplicaRequest) -> int:
-        return 299
+    async def encode(self, request: ReplicaRequest) -> Encoded:
+        return Encoded((1,) * 299)
 
 
 @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])

@@ -107,13 +107,14 @@ def test_examples_are_of_the_schema(schema):
 def test_examples_are_requests(schema, name):
     example = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
     assert example["summary"]
-    request = parse_generate(example["value"], "speculative")
+    request = parse_generate(example["value"], "speculative", GenerateBody)
     assert request.quality in {*QUALITIES, None}
 
 
 async def test_the_fields_are_those_of_the_contract():
-    names = """model quality mode prompt prompt_token_ids messages max_new_tokens n stream stream_steps timeout_s
-        priority temperature top_p top_k min_p seed repetition_penalty frequency_penalty presence_penalty logit_bias
+    names = """model quality mode prompt prompt_token_ids messages max_new_tokens max_tokens n stream stream_steps
+        timeout_s priority temperature top_p top_k min_p seed repetition_penalty frequency_penalty presence_penalty
+        logit_bias
         bad_words min_tokens stop stop_token_ids ignore_eos return_trace return_step_map cache_salt prompt_cache_key
         response_format regex choice grammar"""
     fields = set(names.split())

@@ -29,6 +29,13 @@ class TestPrompts:
         assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
 
 
+class TestLengths:
+    async def test_openais_name_of_the_limit(self, http):
+        answer = await ask(http, body(max_new_tokens=None, max_tokens=4, seed=1))
+        assert answer["token_ids"] == FIRST[:4]
+        assert essence(answer) == essence(await ask(http, body(max_new_tokens=4, max_tokens=4, seed=1)))
+
+
 class TestModes:
     async def test_the_default_is_speculative_and_leaves_its_drafts_to_the_engine(self, http):
         (model,) = (await http.get("/v1/models")).json()["data"]

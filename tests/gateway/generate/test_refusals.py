@@ -86,7 +86,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
 OTHERS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"seed": 2**63}, "seed", f"seed is {2**63}: Input should be less than or equal to {2**63 - 1}"),
     ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
-    ({"max_tokens": 5}, "max_tokens", "'max_tokens' is not a field; did you mean 'max_new_tokens'?"),
+    ({"max_tokens": 5}, "max_tokens", "max_tokens is 5 and max_new_tokens is 16: they are one field, send one of them"),
     ({"temprature": 5}, "temprature", "did you mean 'temperature'?"),
     ({"": 5}, None, "is not a field"),
     ({"mode": "speculative", "mrp_steps": "many"}, "mrp_steps", "Input should be a whole number or 'auto'"),

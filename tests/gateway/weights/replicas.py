@@ -15,7 +15,7 @@ from service.gateway.deps import IngressDeps
 from service.gateway.ingress import Ingress
 from service.gateway.weights import KnownWeights, UpdateWeightsAnswer
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
-from service.messages.wire import Failure, ReplicaRequest, ReplicaStream, Weights
+from service.messages.wire import Encoded, Failure, ReplicaRequest, ReplicaStream, Weights
 from service.model import load_checkpoint
 from service.replica.replica import Replica
 from service.settings.settings import Settings
@@ -74,8 +74,8 @@ class Replicas:
     def next_replica(self) -> Replica:
         return self.replicas[len(self.requests) % len(self.replicas)]
 
-    async def count(self, request: ReplicaRequest) -> int | Failure:
-        return await self._next(request).count(request)
+    async def encode(self, request: ReplicaRequest) -> Encoded | Failure:
+        return await self._next(request).encode(request)
 
     async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         left, self.lost_after = self.lost_after, None
