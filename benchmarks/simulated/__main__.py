@@ -7,14 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import options as cli
-from benchmarks.simulated.play import Comparison, compare
+from benchmarks.simulated.play import Comparison, compare, compare_preset, demo
 from benchmarks.simulated.random_worlds import random_world
 from benchmarks.simulated.worlds import WORLDS, World
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative
+from service.demo import CHECKPOINT
+from service.engine.request import MeasuredMode
 from service.errors import SettingsError
 from service.quality.calibration.plans import parse_plan
-from service.quality.schema import Plan
+from service.quality.presets import presets_of
+from service.quality.schema import Plan, QualityName
 
 _AUTO = "speculative mrp_steps=auto"
 
@@ -25,6 +28,9 @@ def command(
         typer.Argument(help="Parts of the names of worlds, or 'random 17'. None: all, if there is no --random."),
     ] = None,
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = [_AUTO],  # noqa: B006
+    preset: Annotated[
+        QualityName | None, typer.Option(help="The demo's plans of this quality, in the place of plans.")
+    ] = None,
     random: Annotated[int, typer.Option(min=0, help="The number of random worlds, from 'random 0' on.")] = 0,
     longer: Annotated[int, typer.Option(min=1, help="Each load lasts this many times as long.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the clock's noise.")] = 0,
@@ -38,10 +44,13 @@ def command(
     with cli.Counter(len(worlds)) as counter:
         for member in worlds:
             begin = time.process_time()
-            comparisons = compare(member, plans, seed)
+            if preset is None:
+                names, comparisons = [Plan.from_mode(mode).name for mode in plans], compare(member, plans, seed)
+            else:
+                names, comparisons = [preset], [compare_preset(member, _plans_of(preset), seed)]
             seconds = time.process_time() - begin
-            for mode, compared in zip(plans, comparisons, strict=True):
-                rows.append(_row(member, mode, compared) | {"cpu_s": seconds})
+            for name, compared in zip(names, comparisons, strict=True):
+                rows.append(_row(member, name, compared) | {"cpu_s": seconds})
             cli.write_rows(output, rows)
             counter.next(member.name)
     _print(rows)
@@ -58,11 +67,16 @@ def chosen(parts: list[str]) -> list[World]:
     return [*named, *map(random_world, seeds)]
 
 
-def _row(world: World, mode: DecodingMode, compared: Comparison) -> dict[str, Any]:
+def _plans_of(quality: QualityName) -> list[MeasuredMode]:
+    presets = presets_of(CHECKPOINT, demo(8).config)
+    return [MeasuredMode(plan.decoding_mode, plan.tokens_per_forward) for plan in presets.plans_for(quality, 0)]
+
+
+def _row(world: World, plan: str, compared: Comparison) -> dict[str, Any]:
     forwards = compared.plan.forwards
     return {
         "world": world.name,
-        "plan": Plan.from_mode(mode).name,
+        "plan": plan,
         "static": compared.static.rate,
         "fixed": {_short(fixed): played.rate for fixed, played in compared.fixed.items()},
         "rate": compared.plan.rate,

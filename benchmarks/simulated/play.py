@@ -16,6 +16,7 @@ from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.forward.runner import ModelRunner
+from service.engine.request import MeasuredMode
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.settings import defaults
 
@@ -84,17 +85,16 @@ class Game:
         self._prices = prices(world)
         self._weights = SimulatedWeights(world.block_size, world.acceptance)
 
-    def play(self, mode: DecodingMode) -> Played:
-        return _Play(self.world, mode, self._prices, self._weights, self._seed).run()
+    def play(self, mode: DecodingMode, plans: tuple[MeasuredMode, ...] = ()) -> Played:
+        """`plans`: those of a preset; the engine chooses one of them for each request, in the place of `mode`."""
+        return _Play(self.world, Users(self.world.traffic, mode, plans), self._prices, self._weights, self._seed).run()
 
 
 class _Play:
     """One plan in one world."""
 
-    def __init__(
-        self, world: World, mode: DecodingMode, table: StepCosts, weights: SimulatedWeights, seed: int
-    ) -> None:
-        self._world, self._users = world, Users(world.traffic, mode)
+    def __init__(self, world: World, users: Users, table: StepCosts, weights: SimulatedWeights, seed: int) -> None:
+        self._world, self._users = world, users
         self._clock, runners = SimulatedClock(world.device.noise, seed), list[SimulatedRunner]()
 
         def runner(checkpoint: Checkpoint, num_pages: int, *_: object) -> ModelRunner:
@@ -193,3 +193,10 @@ def compare(world: World, plans: Sequence[DecodingMode], seed: int = 0) -> list[
     static = game.play(Static())
     fixed = {mode: game.play(mode) for mode in world.fixed}
     return [Comparison(static, fixed, game.play(plan)) for plan in plans]
+
+
+def compare_preset(world: World, plans: Sequence[MeasuredMode], seed: int = 0) -> Comparison:
+    """The engine's choice among a preset's plans beside `static` and each of the plans."""
+    game = Game(world, seed)
+    fixed = {plan.mode: game.play(plan.mode) for plan in plans}
+    return Comparison(game.play(Static()), fixed, game.play(plans[0].mode, tuple(plans)))

@@ -6,6 +6,7 @@ import random
 from benchmarks.simulated.worlds import Traffic
 from service.decode.mode import DecodingMode
 from service.engine import GenerationRequest
+from service.engine.request import MeasuredMode
 
 #: the tokens of prompts
 _TOKENS = range(10, 200)
@@ -14,8 +15,8 @@ _TOKENS = range(10, 200)
 class Users:
     """Requests by their numbers: the same in every play, whatever the plan. Times are in seconds of the clock."""
 
-    def __init__(self, traffic: Traffic, mode: DecodingMode) -> None:
-        self._traffic, self._mode = traffic, mode
+    def __init__(self, traffic: Traffic, mode: DecodingMode, plans: tuple[MeasuredMode, ...] = ()) -> None:
+        self._traffic, self._mode, self._plans = traffic, mode, plans
         self._users = self._asking = 0  # and the users that wait for an answer, or soon ask
         self._number = 0
         self._due: list[tuple[float, int]] = []
@@ -52,5 +53,7 @@ class Users:
         if traffic.prefixes:
             shared = random.Random(-1 - rng.randrange(traffic.prefixes))
             prompt = [*(shared.choice(_TOKENS) for _ in range(traffic.prefix_tokens)), *prompt]
-        mode = self._mode if traffic.beside is None or number % 2 else traffic.beside
-        return GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=new_tokens)
+        mode, plans = self._mode, self._plans
+        if traffic.beside is not None and number % 2 == 0:
+            mode, plans = traffic.beside, ()
+        return GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=new_tokens, plans=plans)

@@ -109,3 +109,13 @@ def test_simulated_compares_plans_with_static(run, capsys, tmp_path) -> None:
     assert set(auto["fixed"]) == {"0, 1", "0, 4", "2, 6"}
     assert run("simulated.__main__", "Mars") == 1
     assert "benchmarks: world is 'Mars', allowed are 'random N' and parts of '4B, 1 user'" in capsys.readouterr().err
+
+
+def test_a_preset_is_as_fast_as_its_best_plan(run, tmp_path) -> None:
+    """The time of its trials is in the number, so the run is not short."""
+    words = ("--preset", "balanced", "--longer", 2, "--out", tmp_path / "rows.json")
+    assert run("simulated.__main__", "8B, 8 users", *words) == 0
+    [row] = [row for row in json.loads((tmp_path / "rows.json").read_text()) if row["world"] == "8B, 8 users"]
+    assert row["plan"] == "balanced"
+    assert len(row["fixed"]) > 2
+    assert row["times_best"] > 0.9
