@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineState(Data, frozen=True):
-    """The current state of the engine. Pages that only the prefix cache holds count as free."""
+    """The current state of the engine. Pages that only the prefix cache holds count as free.
+
+    `num_waiting`: also those preempted, whose pages others have.
+    """
 
     num_running: int
     num_waiting: int
@@ -39,6 +42,8 @@ class StepReport(Struct, frozen=True):
     state: EngineState
     tokens_looked_up: int = 0  # prompt tokens that requests looked up in the prefix cache when they started
     tokens_cached: int = 0  # the looked-up tokens that were in the cache
+    preemptions: int = 0  # how often a request lost its pages to others
+    tokens_recomputed: int = 0  # tokens to be stored once more, of requests that have pages again
     eager_forwards: int = 0  # the forwards on CUDA since the last report that ran without a CUDA graph
 
 

@@ -29,6 +29,10 @@ class EngineMetrics:
         if report.tokens_looked_up:
             self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)
+        if report.preemptions:
+            self._sink.add("num_preemptions_total", report.preemptions)
+        if report.tokens_recomputed:
+            self._sink.add("preempted_tokens_recomputed_total", report.tokens_recomputed)
         # vLLM counts the step that commits a canvas. Here the next block's first forward writes a finished block's KV.
         steps = report.forwards.get("denoise", 0) + report.forwards.get("verify", 0) + self._finished_blocks
         self._finished_blocks = 0
