@@ -26,6 +26,7 @@ from service.engine.forward.partition import deterministic_partition
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import ModelRunner, forward_clock
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
+from service.engine.page_forecast import PageForecast
 from service.engine.preemption_log import PreemptionLog
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
@@ -68,6 +69,8 @@ class EngineDeps:
     runner: Callable[..., ModelRunner] = ModelRunner
     #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
+    #: makes the forecast of KV pages, by the block size
+    forecast: Callable[[int], PageForecast] = PageForecast
 
 
 class Engine:
@@ -103,6 +106,7 @@ class Engine:
         self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size, deps.clock)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, self.model, config, self._planner, prompt_rows)
+        self._scheduler.forecast = deps.forecast(size)
         self._observer = SafeObserver(observer)
         self._clock, self._preemption_log = deps.clock, PreemptionLog(deps.clock)
         self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them

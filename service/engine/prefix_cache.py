@@ -207,5 +207,5 @@ class PrefixCache:
         self._free.append(node.page)
 
 
-def _num_new(lease: Lease, found: Iterable[_Node]) -> int:
-    return lease.wanted - sum([node.holders > 0 for node in found])
+def _num_new(lease: Lease, nodes: Iterable[_Node]) -> int:
+    return lease.wanted - sum([node.holders > 0 for node in nodes])

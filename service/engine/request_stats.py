@@ -21,7 +21,7 @@ class RequestStats:
 
     __slots__ = (
         "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_mrp_steps", "_mrp_version",
-        "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_submitted", "_stores_prompt", "_version",
+        "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_stores_prompt", "_submitted", "_version",
         "cached_tokens", "decoded_tokens", "events", "num_preemptions", "progress",
     )  # fmt: skip
 

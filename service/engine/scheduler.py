@@ -5,10 +5,10 @@ would, divided by the tenant's share of all weights; further rows wait. So a ten
 others. The price: forwards are smaller while tenants of unlike size run.
 
 KV pages grow with the answers. A request starts if its first pages are free and the expected peak of all pages fits
-(`page_forecast.py`). If the pages run short nevertheless, requests lose theirs (`victims.py`). Such a *preempted*
-request stays as it is; its blocks stay in the prefix cache until their pages are needed, and lost ones are stored again.
-Preempted requests run again before others start, the oldest first, and none before another request has ended: so
-requests do not take pages from each other in turns.
+(`page_forecast.py`). If pages run short nevertheless, requests lose theirs (`victims.py`). Such a *preempted* request
+stays as it is. Its blocks stay in the prefix cache until their pages are needed; lost blocks are stored again. It runs
+again before new ones start, the oldest first, and after another request has ended. So requests do not take pages from
+each other in turns.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,7 @@ from service.engine.config import EngineConfig
 from service.engine.diffusion_request import DiffusionRequest
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.rows import Row
-from service.engine.page_forecast import PageForecast, peak
+from service.engine.page_forecast import PageForecast
 from service.engine.prefix_cache import BlockTokens, Lease, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
 from service.engine.running_request import Admitted, RunningRequest
@@ -67,7 +67,7 @@ class CacheCounts(Struct):
 class Scheduler:
     """The waiting queue and the requests that have started. `prompt_rows`: rows of prompts beside decoding requests.
 
-    `started`: in the order of their starts. They are `running`, or `preempted` and without pages.
+    `started`: all of them in the order of their starts. Each is `running`, or `preempted` and without pages.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Scheduler:
         self.running: list[RunningRequest] = []
         self.preempted: list[RunningRequest] = []
         self._counts = CacheCounts()
-        self._forecast = PageForecast(model.block_size)
+        self.forecast = PageForecast(model.block_size)
         self._refused: object = None  # the next one to start, for which there is no room until another one ends
         self._pages, self._model, self._block_size = pages, model, model.block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
@@ -106,7 +106,7 @@ class Scheduler:
         while self.preempted and (first := self.preempted[0]) is not self._refused:
             lease = first.lease
             lease.prefix = replace(lease.prefix, blocks=tuple(first.blocks.history))
-            if not self._take_pages(first, lease, self._pages_left(first)):
+            if not self._take_pages(first, first.request, lease, first.num_blocks):
                 return
             self._counts.recomputed += first.take_pages() * self._block_size
             self._prompts.append(first)
@@ -124,12 +124,11 @@ class Scheduler:
                 break
             request = self._planner.with_plan(first.request)
             uses_mrp = self._planner.starts_with_mrp(request)
-            limit, num_blocks = pages_needed(request, self._block_size), len(first.blocks)
+            limit = pages_needed(request, self._block_size)
             lease = Lease([], Prefix(first.blocks, request.sharing.cache_salt, uses_mrp), limit, wanted=limit)
             if not isinstance(request.mode, ScoreMode):
-                lease.want(num_blocks)
-            left = self._forecast.pages(request, num_blocks, 0, limit) - lease.wanted
-            if not self._take_pages(first, lease, left):
+                lease.want(len(first.blocks))
+            if not self._take_pages(first, request, lease, 0):
                 break
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, uses_mrp=uses_mrp)
@@ -145,26 +144,30 @@ class Scheduler:
             started.append(running)
         return started
 
-    def _take_pages(self, newcomer: RunningRequest | Waiting, lease: Lease, left: int) -> bool:
-        """Takes the first pages of a request if the expected peak fits, or if none runs. `left`: those it takes later.
+    def _take_pages(
+        self, newcomer: RunningRequest | Waiting, request: GenerationRequest, lease: Lease, num_blocks: int
+    ) -> bool:
+        """Takes the first pages of a request if they are free and the expected peak fits.
 
-        A request that is refused is not looked at again before another one ends.
+        One request always fits. One that is refused is not looked at again before another one has ended.
         """
-        fits = not self.running
-        if not fits:
-            loads = [(self._pages_left(running), running.lease.num_own) for running in self.running]
-            shared = self._pages.num_used - sum([own for _, own in loads])
-            loads.append((max(0, left), self._pages.num_new(lease)))
-            fits = shared + peak(loads) <= self._pages.capacity
+        fits = not self.running or self._expected_peak(request, lease, num_blocks) <= self._pages.capacity
         taken = fits and self._pages.fill(lease)
         self._refused = None if taken else newcomer
         return taken
 
-    def _pages_left(self, running: RunningRequest) -> int:
-        """The pages that a started request is expected to take yet."""
-        lease = running.lease
-        pages = self._forecast.pages(running.request, running.num_prompt_blocks, running.num_blocks, lease.limit)
-        return max(0, pages - lease.wanted)
+    def _expected_peak(self, request: GenerationRequest, lease: Lease, num_blocks: int) -> int:
+        """The most pages of the running requests together with one more. `num_blocks`: the blocks of its answer."""
+        pages, forecast = self._pages, self.forecast
+        forecast.observe(self.started)
+        last = forecast.pages(request, len(lease.prefix.blocks) - num_blocks, num_blocks, lease.limit)
+        loads, shared = [(max(0, last - lease.wanted), pages.num_new(lease))], pages.num_used
+        for running in self.running:
+            held, blocks = running.lease, running.num_blocks
+            last = forecast.pages(running.request, running.num_prompt_blocks, blocks, held.limit)
+            loads.append((max(0, last - held.wanted), held.num_own))
+            shared -= held.num_own
+        return shared + forecast.peak(loads)
 
     def _grow(self, *, ahead: bool) -> list[RunningRequest]:
         """The requests get the pages that their next rows need, the oldest first, at last from others.
@@ -353,7 +356,7 @@ class Scheduler:
             self.preempted.remove(running)
         self._publish(running)
         self._pages.release(running.lease)
-        self._forecast.add(running.request, running.num_blocks)
+        self.forecast.add(running.request, running.num_blocks)
         self._refused = None
         if running.first_line:  # forwards that have begun are computed before a later request's
             self._lines.append(running.first_line)

@@ -28,7 +28,7 @@ from service.engine.prefix_cache import BlockTokens, Lease
 
 
 class StoredBlocks:
-    """The blocks of one request, after those of its prompt.
+    """The blocks of one request.
 
     `history`: all whose tokens are known, from the prompt's first one on. `num_prefill`: the leading ones that are
     stored as a prompt is. `written`: those to be shared, in their order, since the last publication.
@@ -54,7 +54,8 @@ class StoredBlocks:
         stored = self.unwritten[0].index if self.unwritten else len(self.history)
         blocks = self.history[start:]
         self.unwritten = deque(
-            Row(Block(tokens), index, pages, writes_kv=True, kind="prefill") for index, tokens in enumerate(blocks, start)
+            Row(Block(tokens), index, pages, writes_kv=True, kind="prefill")
+            for index, tokens in enumerate(blocks, start)
         )
         self.for_mrp: list[Row] = []
         self.written: deque[BlockTokens] = deque()

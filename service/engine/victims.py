@@ -11,9 +11,9 @@ from service.engine.running_request import RunningRequest
 
 
 def choose_victim(running: Sequence[RunningRequest]) -> RunningRequest | None:
-    """The request that loses its pages, of the tenant with the most pages for its share; of the lowest priority; newest.
+    """The request that loses its pages: of the tenant with the most pages for its share the least urgent, the newest.
 
-    `running`: the running requests, the oldest first. None: all pages are needed.
+    `running`: the running requests, the oldest first. None if no request may lose its pages.
     """
     tenants, held = defaultdict[str, list[RunningRequest]](list), defaultdict[str, float](float)
     for number, candidate in enumerate(running):

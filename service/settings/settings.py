@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     default_max_tokens: PositiveInt = Field(
         defaults.DEFAULT_MAX_TOKENS,
         description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
-        "context. Its KV pages are reserved, so more means fewer requests at once",
+        "context",
     )
     deterministic: bool = Field(
         False, description="same seed, same tokens: in any batch and on any equal replica; slower"

@@ -94,9 +94,7 @@ def test_any_request_goes_on_as_if_it_had_kept_its_pages(
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[1], FAST_DLLM_NAME, I_DLM_NAME])
-def test_penalties_bad_words_and_biases_count_the_tokens_that_stand(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_penalties_bad_words_and_biases_count_the_tokens_that_stand(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     checkpoint = golden(name, torch.float64)
     modes = [Static(2), Dynamic(0.3), Sequential(), without_mrp(Speculative(0, 3))]
     requests = [
@@ -130,7 +128,9 @@ def test_a_grammars_state_goes_on(monkeypatch: pytest.MonkeyPatch, mode: Decodin
 def test_answers_of_one_prompt_share_its_pages_and_lose_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     request = GenerationRequest("x", tuple(range(3, 25)), Static(2), SamplingParams(1.0), max_new_tokens=30)
     copies = [
-        replace(request, request_id=str(seed), sampling=SamplingParams(1.0, seed=seed), sharing=Sharing("abc"[seed % 3]))
+        replace(
+            request, request_id=str(seed), sampling=SamplingParams(1.0, seed=seed), sharing=Sharing("abc"[seed % 3])
+        )
         for seed in range(8)
     ]
     assert_same(monkeypatch, golden(GOLDEN_NAMES[1], torch.float64), copies)

@@ -43,7 +43,7 @@ def engine_of(checkpoint: Checkpoint, tokens: int = 160, recorder: Recorder | No
 
 def expect_short_answers(engine: Engine) -> None:
     for _ in range(512):
-        engine._scheduler._forecast.add(LONG, 2)
+        engine._scheduler.forecast.add(LONG, 2)
 
 
 def tokens_of(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[int, ...]]:
@@ -113,9 +113,9 @@ def test_the_lowest_priority_loses_its_pages_first(
         engine.step()
     assert len({priority[victim] for victim, _ in victims}) > 1
     for victim, running in victims:
-        others = running[1:]
-        assert priority[victim] == max(priority[name] for name in others)
-        assert victim == [name for name in others if priority[name] == priority[victim]][-1]
+        candidates = running[1:]
+        assert priority[victim] == max(priority[name] for name in candidates)
+        assert victim == [name for name in candidates if priority[name] == priority[victim]][-1]
 
 
 def test_the_tenant_with_the_most_pages_for_its_share_loses_some(
@@ -131,7 +131,7 @@ def test_the_tenant_with_the_most_pages_for_its_share_loses_some(
         engine.start_queued()
     while engine.has_work:
         engine.step()
-    assert [victim for victim, running in victims if "few" in running][0] == "2"
+    assert next(victim for victim, running in victims if "few" in running) == "2"
     victims.clear()
     expect_short_answers(engine)
     for request in [*flood, few, heavy]:
@@ -244,7 +244,10 @@ class TestLimits:
     def test_its_time_limit_counts_and_it_ends_with_its_tokens(self, checkpoint: Checkpoint) -> None:
         clock, recorder = Clock(), Recorder()
         engine = Engine(
-            checkpoint, EngineConfig(kv_cache_tokens=160, max_rows=64), recorder, EngineDeps(clock=clock, costs=SLOW_HOST)
+            checkpoint,
+            EngineConfig(kv_cache_tokens=160, max_rows=64),
+            recorder,
+            EngineDeps(clock=clock, costs=SLOW_HOST),
         )
         expect_short_answers(engine)
         for request in long_requests(8, timeout_s=9.0):
@@ -327,8 +330,9 @@ def preempting(checkpoint: Checkpoint) -> Engine:
 
 
 def test_the_prompts_statistics_are_those_of_the_first_start(checkpoint: Checkpoint) -> None:
-    requests = long_requests(8, prompt_token_ids=tuple(range(1, 30)))
-    engine = engine_of(checkpoint, 240)
+    alike = long_requests(8, prompt_token_ids=tuple(range(1, 30)))
+    requests = [replace(request, sampling=SamplingParams(1.0, seed=n)) for n, request in enumerate(alike)]
+    engine = engine_of(checkpoint, 160)
     events = events_of(engine, requests)
     last = [parts[-1].stats for parts in events.values()]
     assert max(stats.num_preemptions for stats in last) > 0

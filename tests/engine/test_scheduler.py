@@ -142,4 +142,4 @@ class TestPages:
         engine.step()
         state = engine.state()
         assert (state.num_running, state.num_waiting, state.kv_pages_used, state.kv_pages_total) == (1, 0, 4, 10)
-        assert state.kv_usage == 0.5
+        assert state.kv_usage == 0.4
