@@ -81,8 +81,8 @@ class Counts:
         if report.state.num_waiting:
             self.running.append(report.state.num_running)
             self.used.append(report.state.kv_usage)
-        self.preemptions += report.preemptions
-        self.recomputed += report.tokens_recomputed
+        self.preemptions += report.cache.preemptions
+        self.recomputed += report.cache.recomputed
 
     def on_event(self, *_: object) -> None: ...
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from msgspec.structs import astuple
-
 from service.engine.config import EngineConfig
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.planner import DraftPlanner
@@ -267,8 +265,8 @@ class Engine:
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
         counts, state = self._scheduler.pop_counts(), self.state()
         self._preemption_log.add(counts.preemptions, counts.recomputed)
-        size, cache = self.model.block_size, astuple(counts)
-        report = StepReport(seconds, num_rows, size, forwards, state, *cache, eager_forwards=eager_forwards)
+        size = self.model.block_size
+        report = StepReport(seconds, num_rows, size, forwards, state, counts, eager_forwards=eager_forwards)
         self._observer.on_step(report)
         return events
 

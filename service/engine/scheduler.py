@@ -17,8 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from msgspec import Struct
-
 from service.decode.block import MASKED
 from service.decode.mode import ScoreMode
 from service.engine.causal_request import CausalRequest, verifies_in_one_row
@@ -26,6 +24,7 @@ from service.engine.config import EngineConfig
 from service.engine.diffusion_request import DiffusionRequest
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.rows import Row
+from service.engine.observer import CacheCounts
 from service.engine.page_forecast import PageForecast
 from service.engine.prefix_cache import BlockTokens, Lease, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
@@ -53,15 +52,6 @@ class Waiting:
     request: GenerationRequest
     submitted: float
     blocks: Sequence[BlockTokens]
-
-
-class CacheCounts(Struct):
-    """Tokens that requests looked up in the prefix cache, those found; preemptions; tokens to be stored once more."""
-
-    looked_up: int = 0
-    cached: int = 0
-    preemptions: int = 0
-    recomputed: int = 0
 
 
 class Scheduler:

@@ -124,6 +124,7 @@ class TestRows:
             Engine(checkpoint, EngineConfig(max_rows=5))
 
 
+@pytest.mark.undisturbed
 class TestPages:
     def test_when_pages_are_short_requests_wait_and_all_get_done(self, checkpoint: Checkpoint) -> None:
         requests = random_requests(random.Random(6), checkpoint, 10, longest=16)
