@@ -71,16 +71,17 @@ class Trace:
 
 
 class Counts:
-    """An observer: requests at once, pages in use, preemptions, while others wait."""
+    """An observer. `running`, `used`: requests at once and the share of pages in use, while requests wait."""
 
     def __init__(self) -> None:
         self.running, self.used = list[int](), list[float]()
-        self.preemptions = self.recomputed = self.computed = 0
+        self.most = self.preemptions = self.recomputed = 0
 
     def on_step(self, report: StepReport) -> None:
         if report.state.num_waiting:
             self.running.append(report.state.num_running)
             self.used.append(report.state.kv_usage)
+        self.most = max(self.most, report.state.num_running)
         self.preemptions += report.cache.preemptions
         self.recomputed += report.cache.recomputed
 
@@ -134,7 +135,7 @@ def _decode(engine: Engine, clock: SimulatedClock, counts: Counts, lengths: dict
                 ends.append(now)
                 preempted.append(event.stats.num_preemptions)
     return {
-        "at_once": statistics.mean(counts.running or [0]), "most": max(counts.running or [0]),
+        "at_once": statistics.mean(counts.running or [0]), "most": counts.most,
         "in_use": statistics.mean(counts.used or [0]), "tokens_s": sum(decoded.values()) / max(ends),
         "preemptions": 100 * counts.preemptions / len(lengths),
         "hit": sum(count > 0 for count in preempted) / len(lengths), "most_often": max(preempted),

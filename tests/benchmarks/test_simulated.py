@@ -109,3 +109,15 @@ def test_simulated_compares_plans_with_static(run, capsys, tmp_path) -> None:
     assert set(auto["fixed"]) == {"0, 1", "0, 4", "2, 6"}
     assert run("simulated.__main__", "Mars") == 1
     assert "benchmarks: world is 'Mars', allowed are 'random N' and parts of '4B, 1 user'" in capsys.readouterr().err
+
+
+def test_rules_of_memory_run_the_same_answers_at_other_times(run, capsys, tmp_path) -> None:
+    """The caches of 8,192 tokens have pages for one answer without a limit."""
+    words = ("--tokens", "8192", "--requests", "24", "--answer", "60", "--output", tmp_path / "rows.json")
+    assert run("simulated.memory", *words) == 0
+    assert "tokens_s" in capsys.readouterr().out
+    reserve, free, peak = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["rule"] for row in (reserve, free, peak)] == ["reserve", "free", "peak"]
+    assert (reserve["most"], reserve["preemptions"]) == (1, 0)
+    assert free["most"] >= peak["most"] > 1
+    assert free["tokens_s"] > reserve["tokens_s"] < peak["tokens_s"]
