@@ -13,7 +13,7 @@ from tests.gateway.helpers import over, page
 class Hopeful(PageForecast):
     """No answer is expected to grow."""
 
-    def pages(self, request: GenerationRequest, num_prompt_blocks: int, num_blocks: int, limit: int) -> int:  # noqa: ARG002
+    def pages(self, request: GenerationRequest, num_prompt_blocks: int, num_blocks: int, limit: int) -> int:
         return 0
 
 
@@ -41,7 +41,7 @@ async def test_answers_that_lose_their_pages_are_whole_and_counted(make_generato
         *blocks, (name, done) = stream
         assert name == "done"
         assert [block["index"] for _, block in blocks] == list(range(len(blocks)))
-        assert sum((block["token_ids"] for _, block in blocks), []) == expected["token_ids"]
+        assert [token for _, block in blocks for token in block["token_ids"]] == expected["token_ids"]
         assert expected["stats"]["num_preemptions"] == 0
         counts.append(done["stats"]["num_preemptions"])
     assert metrics("mrp_num_preemptions_total") == sum(counts) > 0
