@@ -6,7 +6,7 @@ pages that a request can ever need, and `free`, the pages of its prompt alone (v
 
 import random
 import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -22,6 +22,7 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, 
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.runner import ModelRunner
 from service.engine.page_forecast import PageForecast
+from service.engine.prefix_cache import Lease
 from service.settings import defaults
 
 #: SDAR-4B on an H100, beyond 128 rows extrapolated
@@ -35,17 +36,14 @@ _END = frozenset([1])
 class Reserve(PageForecast):
     """All pages of a request are reserved at its start."""
 
-    def pages(self, request: GenerationRequest, num_prompt_blocks: int, num_blocks: int, limit: int) -> int:  # noqa: ARG002
-        return limit
-
-    def peak(self, loads: Iterable[tuple[int, int]]) -> int:
-        return sum(left + now for left, now in loads)
+    def peak(self, leases: Sequence[Lease], num_used: int, num_new: int) -> int:  # noqa: ARG002
+        return sum(lease.limit for lease in leases)
 
 
 class Free(PageForecast):
     """A request starts if the pages of its prompt are free."""
 
-    def pages(self, request: GenerationRequest, num_prompt_blocks: int, num_blocks: int, limit: int) -> int:  # noqa: ARG002
+    def peak(self, leases: Sequence[Lease], num_used: int, num_new: int) -> int:  # noqa: ARG002
         return 0
 
 

@@ -27,7 +27,7 @@ class DecodingRequest(RunningRequest):
         request, model = admitted.request, admitted.model
         self._in_order = model.causal
         self._rule = request.mode.rule.in_order if self._in_order else request.mode.rule
-        head = request.prompt_token_ids[self.num_prompt_blocks * self._block_size :]
+        head = request.prompt_token_ids[self._num_prompt_blocks * self._block_size :]
         self._adjuster = LogitAdjuster(request, len(head)) if request.sampling.adjusts_logits else None
         self._edit_tokens: EditTokens | None = None  # those that the policy may get
         moves = request.mode.moves_tokens and request.grammar is None
@@ -37,7 +37,7 @@ class DecodingRequest(RunningRequest):
         self._masks: dict[Block, Any] = {}  # the grammar's token masks of the query's states
         self._query: Query | None = None  # of the policy
         # the block that is decoded
-        self._index = self.num_prompt_blocks
+        self._index = self._num_prompt_blocks
         self._canvas: Canvas
         self._decoding: Decoding  # the policy's generator
         self._start_block(head)
@@ -62,8 +62,8 @@ class DecodingRequest(RunningRequest):
         del self._canvas, self._decoding
 
     @property
-    def num_blocks(self) -> int:
-        return self._index - self.num_prompt_blocks
+    def _num_blocks(self) -> int:
+        return self._index - self._num_prompt_blocks
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
@@ -131,7 +131,7 @@ class DecodingRequest(RunningRequest):
         new_steps = steps[first:]
         self.drafts.record(evaluated, new_steps)
         if self.request.report_steps and new_steps:
-            self.stats.add_progress(self.num_blocks, first, new_steps)
+            self.stats.add_progress(self._num_blocks, first, new_steps)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
@@ -169,7 +169,7 @@ class DecodingRequest(RunningRequest):
         self.stats.decoded_tokens += len(tokens) + (reason == "stop")
         self.finish_reason = reason = reason or expired
         met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
-        event = BlockEvent(self.request.request_id, self.num_blocks - 1, tokens, Stats(), reason, constraint_met=met)
+        event = BlockEvent(self.request.request_id, self._num_blocks - 1, tokens, Stats(), reason, constraint_met=met)
         self.stats.add_event(event, self._canvas.steps)
 
 

@@ -67,8 +67,8 @@ class EngineDeps:
     runner: Callable[..., ModelRunner] = ModelRunner
     #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
-    #: makes the forecast of KV pages, by the block size
-    forecast: Callable[[int], PageForecast] = PageForecast
+    #: makes the forecast of KV pages
+    forecast: Callable[[], PageForecast] = PageForecast
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
         self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size, deps.clock)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, self.model, config, self._planner, prompt_rows)
-        self._scheduler.forecast = deps.forecast(size)
+        self._scheduler.forecast = deps.forecast()
         self._observer = SafeObserver(observer)
         self._clock, self._preemption_log = deps.clock, PreemptionLog(deps.clock)
         self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them

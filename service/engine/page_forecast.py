@@ -6,76 +6,70 @@ estimator of Kaplan and Meier). Without them a replica that starts with many req
 Where the forecast is too small, requests lose their pages to older ones (`scheduler.py`).
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
 from math import log
 
-from service.engine.request import GenerationRequest
-from service.engine.running_request import RunningRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from service.engine.prefix_cache import Lease
+
+Integers = NDArray[np.int64]
 
 #: the answers whose lengths count, and the fewest that say anything
 _ANSWERS, _LEAST = 512, 16
+#: equal shares may differ by so much
+_ROUNDING = 1e-9
 
 
 class PageForecast:
-    """The expected pages of requests. `block_size`: the tokens of a page.
+    """The expected pages of requests."""
 
-    An answer without stop tokens ends at its limit. Its length says nothing about others.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self._ended = deque[int]()  # the lengths of the last answers, in blocks
         self._sorted: list[int] = []
-        self._lengths: list[int] = []  # these lengths, once each
-        self._survival: list[float] = []  # the share of answers that are longer, times -1
 
-    def add(self, request: GenerationRequest, num_blocks: int) -> None:
-        """An answer has ended."""
-        if not num_blocks or not request.stop_token_ids:
+    def add(self, lease: Lease) -> None:
+        """An answer has ended. One that was sure to reach its limit says nothing about others."""
+        if lease.least == lease.limit:
             return
+        length = lease.index - lease.num_prompt + 1
         if len(self._ended) == _ANSWERS:
             del self._sorted[bisect_left(self._sorted, self._ended.popleft())]
-        self._ended.append(num_blocks)
-        insort(self._sorted, num_blocks)
+        self._ended.append(length)
+        insort(self._sorted, length)
 
-    def observe(self, started: Iterable[RunningRequest]) -> None:
-        """Counts the answers that have not ended. Called before `pages`."""
-        running = sorted([request.num_blocks for request in started if request.request.stop_token_ids])
-        left, share = len(self._sorted), 1.0
-        self._lengths, self._survival = [], []
-        for length, count in Counter(self._sorted).items():
-            share *= 1 - count / (left + len(running) - bisect_left(running, length))
-            left -= count
-            self._lengths.append(length)
-            self._survival.append(-share)
-
-    def pages(self, request: GenerationRequest, num_prompt_blocks: int, num_blocks: int, limit: int) -> int:
-        """The pages of a request at its end, at most `limit`. `num_blocks`: the blocks of its answer so far."""
-        if len(self._sorted) < _LEAST or not request.stop_token_ids:
-            return limit
-        least = -(-request.sampling.min_tokens // self._block_size)
-        return min(limit, num_prompt_blocks + max(self._length(num_blocks), least))
-
-    def _length(self, num_blocks: int) -> int:
-        """The blocks that half of the answers of at least `num_blocks` blocks do not exceed."""
-        first = bisect_right(self._lengths, num_blocks)
-        share = -self._survival[first - 1] if first else 1.0
-        index = bisect_left(self._survival, -share / 2, lo=first)
-        if index < len(self._lengths):
-            return self._lengths[index]
-        last = -self._survival[-1]  # fewer have ended: as many will end from block to block as before, or fewer
-        steady = self._lengths[-1] * log(share / 2) / log(last) if 0 < last < 1 else 0.0
-        return max(2 * num_blocks, round(steady))
-
-    def peak(self, loads: Sequence[tuple[int, int]]) -> int:
+    def peak(self, leases: Sequence[Lease], num_used: int, num_new: int) -> int:
         """The most pages that requests hold together, if the pages of all grow at one pace until each one ends.
 
-        `loads`: the pages that each request still takes, and its own now.
+        The last lease is that of a request that would start with `num_new` pages. `num_used`: the pages in use before.
         """
-        highest = held = 0
-        for count, (left, now) in enumerate(sorted(loads, reverse=True), 1):
-            held += now
-            highest = max(highest, held + count * left)
-        return highest
+        fields = [(it.num_prompt, it.index, it.least, it.limit, it.wanted, it.num_own) for it in leases]
+        prompt, index, least, limit, wanted, held = np.array(fields).T
+        held[-1] = num_new
+        left = np.maximum(0, self.ends(prompt, index - prompt, least, limit) - wanted)
+        order = np.argsort(-left)
+        both = held[order].cumsum() + left[order] * np.arange(1, len(left) + 1)
+        return int(num_used + num_new - held.sum() + both.max())
+
+    def ends(self, prompt: Integers, blocks: Integers, least: Integers, limit: Integers) -> Integers:
+        """The expected pages of requests at their ends `[N]`. `prompt`: the whole blocks of their prompts.
+
+        `blocks`: those of their answers so far. `least`, `limit`: the fewest and the most pages.
+        """
+        if len(self._sorted) < _LEAST:
+            return limit
+        running = np.sort(blocks[least < limit])
+        lengths, counts = np.unique(self._sorted, return_counts=True)
+        not_shorter = counts[::-1].cumsum()[::-1] + len(running) - np.searchsorted(running, lengths)
+        survival = np.cumprod(1 - counts / not_shorter)
+        first = np.searchsorted(lengths, blocks, "right")
+        share = np.append(1.0, survival)[first]
+        half = np.maximum(first, np.searchsorted(-survival, -share / 2 - _ROUNDING))
+        length = np.where(half < len(lengths), np.append(lengths, 0)[half], 2 * blocks)
+        if 0 < survival[-1] < 1:  # beyond the longest answer as many end from block to block as before, or fewer
+            steady = lengths[-1] * np.log(share / 2) / log(survival[-1])
+            length = np.where(half < len(lengths), length, np.maximum(length, steady.round()))
+        return np.minimum(limit, np.maximum(least, prompt + length)).astype(np.int64)

@@ -48,19 +48,24 @@ class Lease:
     """The pages of one request, in order. Rows have the list itself, so it stays the same object.
 
     The first `num_shared` pages belong to the tree and must not be written. All later pages belong to the request.
-    `limit`: the most pages that the request can ever need. `wanted`: the pages that its next rows need.
-    `num_found`: the leading pages that were in the tree before.
+    `limit`, `least`: the most and the fewest pages that the request can need in the end. `wanted`: the pages that its
+    next rows need. `index`: the block that is decoded; `num_prompt`: the first one. `num_found`: the leading pages that
+    were in the tree before.
     """
 
     pages: list[int]
     prefix: Prefix = field(default_factory=Prefix)
     limit: int = 0
+    least: int = 0
     wanted: int = 0
+    index: int = 0
+    num_prompt: int = 0
     num_found: int = 0
     nodes: list[_Node] = field(default_factory=list, repr=False)
 
     def want(self, index: int) -> None:
         """The block of this index is decoded. Its row writes its page, perhaps beside the first row of the next one."""
+        self.index = index
         self.wanted = min(self.limit, index + 2)
 
     @property

@@ -40,15 +40,15 @@ class Admitted(NamedTuple):
 class RunningRequest(ABC):
     """A running request.
 
-    `replays`: whether MRP's forwards may be replays of one graph (`forward/replays.py`). `num_prompt_blocks`: the whole
-    blocks of its prompt. `grows`: whether its pages grow with its answer, and may be taken from it.
+    `replays`: whether MRP's forwards may be replays of one graph (`forward/replays.py`). `grows`: whether its pages
+    grow with its answer, and may be taken from it.
     """
 
     grows: ClassVar[bool] = True
 
     __slots__ = (
-        "_block_size", "_num_unread", "blocks", "drafts", "finish_reason", "first_line", "lease", "num_prompt_blocks",
-        "replays", "request", "stats", "submitted",
+        "_block_size", "_num_prompt_blocks", "_num_unread", "blocks", "drafts", "finish_reason", "first_line",
+        "lease", "replays", "request", "stats", "submitted",
     )  # fmt: skip
 
     def __init__(self, admitted: Admitted) -> None:
@@ -59,7 +59,7 @@ class RunningRequest(ABC):
         self.replays = False
         self._num_unread = 0  # forwards with positions that are read, which have begun and are not read
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)
-        self.num_prompt_blocks = self.blocks.num_prefill
+        self._num_prompt_blocks = self.blocks.num_prefill
 
     @abstractmethod
     def start(self) -> None:
@@ -88,6 +88,7 @@ class RunningRequest(ABC):
     def lose_pages(self) -> None:
         """Its pages go to other requests, while none of its forwards is under way. All else stays."""
         self.stats.preempt(in_prompt=self.num_prompt_rows > 0)
+        self.blocks.for_mrp.clear()  # their forwards' hidden states need memory
 
     def take_pages(self) -> int:
         """It has pages again, the leading ones with their blocks. -> the number of blocks to be stored once more."""
@@ -171,11 +172,11 @@ class RunningRequest(ABC):
         """Ends the request with an error. Its current block and its unshared pages are lost."""
         self.blocks.clear()
         self.finish_reason = "abort"
-        event = BlockEvent(self.request.request_id, self.num_blocks, (), Stats(), "abort", error=error)
+        event = BlockEvent(self.request.request_id, self._num_blocks, (), Stats(), "abort", error=error)
         self.stats.add_event(event)
 
     @property
-    def num_blocks(self) -> int:
+    def _num_blocks(self) -> int:
         """The blocks of its answer that have ended."""
         return 0
 

@@ -68,7 +68,7 @@ class Scheduler:
         self.running: list[RunningRequest] = []
         self.preempted: list[RunningRequest] = []
         self._counts = CacheCounts()
-        self.forecast = PageForecast(model.block_size)
+        self.forecast = PageForecast()
         self._refused: object = None  # the next one to start, for which there is no room until another one ends
         self._pages, self._model, self._block_size = pages, model, model.block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
@@ -96,7 +96,7 @@ class Scheduler:
         while self.preempted and (first := self.preempted[0]) is not self._refused:
             lease = first.lease
             lease.prefix = replace(lease.prefix, blocks=tuple(first.blocks.history))
-            if not self._take_pages(first, first.request, lease, first.num_blocks):
+            if not self._take_pages(first, lease):
                 return
             self._counts.recomputed += first.take_pages() * self._block_size
             self._prompts.append(first)
@@ -114,11 +114,8 @@ class Scheduler:
                 break
             request = self._planner.with_plan(first.request)
             uses_mrp = self._planner.starts_with_mrp(request)
-            limit = pages_needed(request, self._block_size)
-            lease = Lease([], Prefix(first.blocks, request.sharing.cache_salt, uses_mrp), limit, wanted=limit)
-            if not isinstance(request.mode, ScoreMode):
-                lease.want(len(first.blocks))
-            if not self._take_pages(first, request, lease, 0):
+            lease = self._lease(request, Prefix(first.blocks, request.sharing.cache_salt, uses_mrp))
+            if not self._take_pages(first, lease):
                 break
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, uses_mrp=uses_mrp)
@@ -134,30 +131,29 @@ class Scheduler:
             started.append(running)
         return started
 
-    def _take_pages(
-        self, newcomer: RunningRequest | Waiting, request: GenerationRequest, lease: Lease, num_blocks: int
-    ) -> bool:
+    def _lease(self, request: GenerationRequest, prefix: Prefix) -> Lease:
+        """A lease without pages. A request that scores takes all of its pages at once, others grow."""
+        limit, num_prompt = pages_needed(request, self._block_size), len(prefix.blocks)
+        least = num_prompt + -(-request.sampling.min_tokens // self._block_size)
+        least = min(limit, least) if request.stop_token_ids else limit
+        lease = Lease([], prefix, limit, least, wanted=limit, num_prompt=num_prompt)
+        if not isinstance(request.mode, ScoreMode):
+            lease.want(num_prompt)
+        return lease
+
+    def _take_pages(self, newcomer: RunningRequest | Waiting, lease: Lease) -> bool:
         """Takes the first pages of a request if they are free and the expected peak fits.
 
         One request always fits. One that is refused is not looked at again before another one has ended.
         """
-        fits = not self.running or self._expected_peak(request, lease, num_blocks) <= self._pages.capacity
+        fits = not self.running
+        if not fits:
+            leases = [*[running.lease for running in self.running], lease]
+            peak = self.forecast.peak(leases, self._pages.num_used, self._pages.num_new(lease))
+            fits = peak <= self._pages.capacity
         taken = fits and self._pages.fill(lease)
         self._refused = None if taken else newcomer
         return taken
-
-    def _expected_peak(self, request: GenerationRequest, lease: Lease, num_blocks: int) -> int:
-        """The most pages of the running requests together with one more. `num_blocks`: the blocks of its answer."""
-        pages, forecast = self._pages, self.forecast
-        forecast.observe(self.started)
-        last = forecast.pages(request, len(lease.prefix.blocks) - num_blocks, num_blocks, lease.limit)
-        loads, shared = [(max(0, last - lease.wanted), pages.num_new(lease))], pages.num_used
-        for running in self.running:
-            held, blocks = running.lease, running.num_blocks
-            last = forecast.pages(running.request, running.num_prompt_blocks, blocks, held.limit)
-            loads.append((max(0, last - held.wanted), held.num_own))
-            shared -= held.num_own
-        return shared + forecast.peak(loads)
 
     def _grow(self, *, ahead: bool) -> list[RunningRequest]:
         """The requests get the pages that their next rows need, the oldest first, at last from others.
@@ -346,7 +342,7 @@ class Scheduler:
             self.preempted.remove(running)
         self._publish(running)
         self._pages.release(running.lease)
-        self.forecast.add(running.request, running.num_blocks)
+        self.forecast.add(running.lease)
         self._refused = None
         if running.first_line:  # forwards that have begun are computed before a later request's
             self._lines.append(running.first_line)

@@ -31,7 +31,7 @@ class ScoringRequest(RunningRequest):
         request, model = admitted.request, admitted.model
         self._shifted, self._length = model.shifted, len(request.prompt_token_ids)
         self._scores: list[tuple[int, PositionLogprobs]] = []
-        size, first = self._block_size, self.num_prompt_blocks
+        size, first = self._block_size, self._num_prompt_blocks
         text = request.prompt_token_ids[first * size :]
         last = max(position for position, token in enumerate(text) if token == MASKED) // size
         rows = [self._block(text[index * size :], first + index) for index in range(last + 1)]

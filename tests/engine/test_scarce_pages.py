@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from service.decode.modes import Dynamic, Static
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.page_forecast import PageForecast
+from service.engine.prefix_cache import Lease
 from service.engine.request import Sharing
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler
@@ -45,7 +48,7 @@ def engine_of(checkpoint: Checkpoint, tokens: int = 160, recorder: Recorder | No
 
 def expect_short_answers(engine: Engine) -> None:
     for _ in range(512):
-        engine._scheduler.forecast.add(LONG, 2)
+        engine._scheduler.forecast.add(Lease([], limit=9, index=1))
 
 
 def tokens_of(events: dict[str, list[BlockEvent]]) -> dict[str, tuple[int, ...]]:
@@ -58,11 +61,12 @@ def ids(requests: list[RunningRequest]) -> list[str]:
 
 @pytest.fixture
 def victims(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, list[str]]]]:
-    """The requests that lost their pages, and those that ran then."""
+    """The requests that lost their pages, and those that ran then. No forward of theirs is under way."""
     seen: list[tuple[str, list[str]]] = []
     preempt = Scheduler.preempt
 
     def record(self: Scheduler, victim: RunningRequest) -> None:
+        assert not victim._num_unread
         seen.append((victim.request.request_id, ids(self.running)))
         preempt(self, victim)
 
@@ -160,7 +164,7 @@ def test_requests_that_score_keep_their_pages(victims: list[tuple[str, list[str]
     assert not [victim for victim, _ in victims if victim.startswith("scored")]
 
 
-def test_the_oldest_waits_where_only_requests_that_score_have_pages() -> None:
+def test_the_oldest_waits_where_only_requests_that_score_have_pages(victims: list[tuple[str, list[str]]]) -> None:
     checkpoint = golden(GOLDEN_NAMES[0])
     size = checkpoint.config.block_size
     engine = engine_of(checkpoint, 16 * size, max_rows=size + 2)
@@ -174,6 +178,31 @@ def test_the_oldest_waits_where_only_requests_that_score_have_pages() -> None:
         waited += first is not None and len(first.pages) < first.wanted
     assert names == {"x", "scored"}
     assert waited
+    assert victims == []
+
+
+class Expected(PageForecast):
+    """All requests are expected to need so many pages together."""
+
+    def __init__(self, num_pages: int) -> None:
+        super().__init__()
+        self._num_pages = num_pages
+
+    def peak(self, leases: Sequence[Lease], num_used: int, num_new: int) -> int:
+        return self._num_pages
+
+
+def test_no_request_waits_for_pages_while_others_go_ahead(checkpoint: Checkpoint) -> None:
+    """The results are read first, then it takes the pages of another one."""
+    engine = engine_of(checkpoint, async_scheduling=True)
+    for request in long_requests(11):
+        engine.submit(request)
+    waiting = Counter[tuple[str, int]]()
+    while engine.has_work:
+        engine.step()
+        short = [entry for entry in engine._scheduler.running if len(entry.lease.pages) < entry.lease.wanted]
+        waiting.update((entry.request.request_id, entry.lease.wanted) for entry in short)
+    assert 0 < max(waiting.values()) <= 2
 
 
 class TestOrder:
@@ -211,9 +240,22 @@ class TestOrder:
             assert ids(engine._scheduler.running) == sorted(ids(engine._scheduler.running))
         assert resumed
 
+    def test_it_runs_again_only_if_it_is_expected_to_fit_or_alone(self, checkpoint: Checkpoint) -> None:
+        engine = preempting(checkpoint)
+        engine._scheduler.forecast = Expected(engine._pages.capacity + 1)
+        alone = 0
+        while engine.has_work:
+            before, preempted = ids(engine._scheduler.running), ids(engine._scheduler.preempted)
+            engine.step()
+            again = set(preempted) - set(ids(engine._scheduler.preempted))
+            alone += len(again)
+            assert not (again and before)
+        assert alone
+
     def test_it_runs_again_only_once_another_request_has_ended(self, checkpoint: Checkpoint) -> None:
         """So two requests do not take each other's pages in turns."""
         engine = preempting(checkpoint)
+        engine._scheduler.forecast = Expected(0)
         resumed, has_ended = 0, False
         while engine.has_work:
             before = ids(engine._scheduler.preempted)

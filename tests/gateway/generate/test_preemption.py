@@ -1,10 +1,11 @@
 """What clients and operators see of preemptions: streams that pause, statistics, metrics."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
-from service.engine import GenerationRequest
 from service.engine.page_forecast import PageForecast
+from service.engine.prefix_cache import Lease
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import EOS, ask, body, frames
 from tests.gateway.helpers import over, page
@@ -13,7 +14,7 @@ from tests.gateway.helpers import over, page
 class Hopeful(PageForecast):
     """No answer is expected to grow."""
 
-    def pages(self, request: GenerationRequest, num_prompt_blocks: int, num_blocks: int, limit: int) -> int:
+    def peak(self, leases: Sequence[Lease], num_used: int, num_new: int) -> int:
         return 0
 
 
