@@ -170,7 +170,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has started that has not ended. Preempted ones have."""
+        """Whether no request runs or is preempted."""
         return not self._scheduler.started
 
     @property

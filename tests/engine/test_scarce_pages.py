@@ -164,20 +164,30 @@ def test_requests_that_score_keep_their_pages(victims: list[tuple[str, list[str]
     assert not [victim for victim, _ in victims if victim.startswith("scored")]
 
 
-def test_the_oldest_waits_where_only_requests_that_score_have_pages(victims: list[tuple[str, list[str]]]) -> None:
-    checkpoint = golden(GOLDEN_NAMES[0])
+def test_the_oldest_waits_where_only_requests_that_score_have_pages(
+    monkeypatch: pytest.MonkeyPatch, victims: list[tuple[str, list[str]]]
+) -> None:
+    """It finishes a block in each step. They take several steps, and keep their pages."""
+    grow, waiting, checkpoint = Scheduler._grow, list[str](), golden(GOLDEN_NAMES[0])
+
+    def record(self: Scheduler, *, ahead: bool) -> list[RunningRequest]:
+        short = grow(self, ahead=ahead)
+        waiting.extend(ids(short))
+        return short
+
+    monkeypatch.setattr(Scheduler, "_grow", record)
     size = checkpoint.config.block_size
-    engine = engine_of(checkpoint, 16 * size, max_rows=size + 2)
-    engine.submit(replace(LONG, max_new_tokens=15 * size - 3))
+    engine = engine_of(checkpoint, 40 * size, max_rows=size + 2)
+    engine.submit(replace(LONG, mode=Static(size), max_new_tokens=38 * size - 3))
     engine.step()
-    engine.submit(read("scored", pinned(random.Random(3), 13 * size, 60)))
-    names, waited = set(), 0
+    while len(engine._scheduler.running[0].lease.pages) < 9:
+        engine.step()
+    engine.submit(read("scored", pinned(random.Random(3), 30 * size, 60)))
+    ends = dict[str, BlockEvent]()
     while engine.has_work:
-        names |= {event.request_id for event in engine.step() if event.finish_reason}
-        first = engine._scheduler.running[0].lease if engine._scheduler.running else None
-        waited += first is not None and len(first.pages) < first.wanted
-    assert names == {"x", "scored"}
-    assert waited
+        ends |= {event.request_id: event for event in engine.step() if event.finish_reason}
+    assert {name: event.error for name, event in ends.items()} == {"x": None, "scored": None}
+    assert set(waiting) == {"x"}
     assert victims == []
 
 
@@ -195,7 +205,8 @@ class Expected(PageForecast):
 def test_no_request_waits_for_pages_while_others_go_ahead(checkpoint: Checkpoint) -> None:
     """The results are read first, then it takes the pages of another one."""
     engine = engine_of(checkpoint, async_scheduling=True)
-    for request in long_requests(11):
+    fast, *slow = long_requests(9, mode=Static(1))
+    for request in (replace(fast, mode=Static(4), max_new_tokens=150), *slow):
         engine.submit(request)
     waiting = Counter[tuple[str, int]]()
     while engine.has_work:
