@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from service.engine.prefix_cache import Lease
 
-Integers = NDArray[np.int64]
+PageCounts = NDArray[np.int64]
 
 #: the answers whose lengths count, and the fewest that say anything
 _ANSWERS, _LEAST = 512, 16
@@ -44,7 +44,7 @@ class PageForecast:
     def peak(self, leases: Sequence[Lease], num_used: int, num_new: int) -> int:
         """The most pages that requests hold together, if the pages of all grow at one pace until each one ends.
 
-        The last lease is that of a request that would start with `num_new` pages. `num_used`: the pages in use before.
+        The request of the last lease would start with `num_new` pages. `num_used`: the pages in use before.
         """
         fields = [(it.num_prompt, it.index, it.least, it.limit, it.wanted, it.num_own) for it in leases]
         prompt, index, least, limit, wanted, held = np.array(fields).T
@@ -54,10 +54,10 @@ class PageForecast:
         both = held[order].cumsum() + left[order] * np.arange(1, len(left) + 1)
         return int(num_used + num_new - held.sum() + both.max())
 
-    def ends(self, prompt: Integers, blocks: Integers, least: Integers, limit: Integers) -> Integers:
+    def ends(self, prompt: PageCounts, blocks: PageCounts, least: PageCounts, limit: PageCounts) -> PageCounts:
         """The expected pages of requests at their ends `[N]`. `prompt`: the whole blocks of their prompts.
 
-        `blocks`: those of their answers so far. `least`, `limit`: the fewest and the most pages.
+        `blocks`: the finished blocks of their answers. `least`, `limit`: the fewest and the most pages.
         """
         if len(self._sorted) < _LEAST:
             return limit

@@ -170,7 +170,6 @@ class Scheduler:
 
     def preempt(self, victim: RunningRequest) -> None:
         """Takes the pages of a running request. None of its forwards may be under way."""
-        self._publish(victim)
         self._pages.release(victim.lease)
         victim.lose_pages()
         if victim in self._prompts:

@@ -14,6 +14,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, Generat
 from service.engine.page_forecast import PageForecast
 from service.engine.prefix_cache import Lease
 from service.engine.request import Sharing
+from service.engine.request_stats import RequestStats
 from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler
 from service.model import Checkpoint
@@ -396,6 +397,36 @@ def test_the_prompts_statistics_are_those_of_the_first_start(checkpoint: Checkpo
         assert stats.prefill_s is None or stats.first_block_s is None or stats.prefill_s <= stats.first_block_s
     repeated = [stats for stats in last if stats.num_preemptions]
     assert any(stats.forwards.prefill > 1 for stats in repeated)
+
+
+def test_tokens_that_were_the_requests_own_do_not_count_as_cached_ones() -> None:
+    stats = RequestStats(LONG, 0.0, 4, None)
+    stats.count_cached(4)
+    stats.preempt(in_prompt=False)
+    stats.count_cached(8)
+    assert stats.cached_tokens == 8
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_blocks_that_are_in_the_prefix_cache_still_are_not_stored_again(checkpoint: Checkpoint, ahead: bool) -> None:
+    recorder = Recorder()
+    engine = engine_of(checkpoint, 2048, recorder, async_scheduling=ahead)
+    [request] = long_requests(1)
+    engine.submit(request)
+    for _ in range(16):
+        engine.step()
+    while engine._steps:  # read it, and begin no other one
+        engine._steps.popleft().finish(Counter())
+    engine._scheduler.publish()
+    [running] = engine._scheduler.running
+    finished = len(running.blocks.history)
+    engine._scheduler.preempt(running)
+    assert engine.state().kv_pages_used == 0
+    while engine.has_work:
+        engine.step()
+    assert finished >= 6
+    assert sum(report.cache.preemptions for report in recorder.reports) == 1
+    assert sum(report.cache.recomputed for report in recorder.reports) <= engine.model.block_size
 
 
 def test_a_warning_comes_at_most_once_a_minute(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
