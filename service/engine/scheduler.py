@@ -93,7 +93,7 @@ class Scheduler:
 
     def resume(self) -> None:
         """Preempted requests run again, the oldest first, while there is room."""
-        while self.preempted and (first := self.preempted[0]) is not self._refused:
+        while self.preempted and ((first := self.preempted[0]) is not self._refused or not self.running):
             lease = first.lease
             lease.prefix = replace(lease.prefix, blocks=tuple(first.blocks.history))
             if not self._take_pages(first, lease):
