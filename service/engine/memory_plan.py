@@ -46,7 +46,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class ForwardMemory:
-    """The bytes of forwards on CUDA beside weights and cache: those of all CUDA graphs, and the largest forward's."""
+    """The bytes on CUDA beside weights and cache: all graphs' and the largest forward's."""
 
     graphs: int
     largest: int

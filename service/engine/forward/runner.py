@@ -110,8 +110,8 @@ class ModelRunner:
             taken.append(before - free_bytes(self.device))
         self._warm_up_kernels()
         rest = [size for size in sizes if size not in sample]
-        others = int(np.interp(rest, sample[:0:-1], taken[:0:-1]).sum()) if rest else 0
-        graphs = max(0, free - free_bytes(self.device) + others)
+        uncaptured = int(np.interp(rest, sample[:0:-1], taken[:0:-1]).sum()) if rest else 0
+        graphs = max(0, free - free_bytes(self.device) + uncaptured)
 
         def largest() -> None:
             for rows in self._warm_up.largest(max_rows):
