@@ -159,6 +159,14 @@ def test_the_readmes_library_gives_the_answer_of_its_curl(capsys: pytest.Capture
     assert capsys.readouterr().out.strip() == json.loads(written)["text"]
 
 
+def test_the_readmes_first_command_comes_early() -> None:
+    """A reader stays for a reason and a command. Numbers live in docs/performance.md."""
+    before = re.sub(r"!\[[^]]*\]\([^)]*\)|\]\([^)]*\)", " ", README.split("```", 1)[0])
+    assert len(before.split()) <= 150
+    assert len(re.findall(r"\d[\d.,]*", before)) <= 6
+    assert len(README.splitlines()) <= 130
+
+
 def test_every_mode_stands_in_the_readme_with_its_knobs() -> None:
     matches = {row[0]: row[1] for row in rows(README, "Modes")}
     assert matches == {
