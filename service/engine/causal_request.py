@@ -110,7 +110,7 @@ class CausalRequest(DecodingRequest):
         if not start:  # the block before reads the first position
             before = rows.pop() if rows else self._stored_row(index - 1)
             rows = [*rows, replace(before, sampling=request.sampling, logprobs=logprobs, opens_next=True)]
-        if last.num_leading + self._num_drafts < size or index + 1 == len(pages):
+        if last.num_leading + self._num_drafts < size or index + 1 == self.lease.limit:
             return [*rows, row]
         picks = self._next_drafts.after(self._canvas.block)[: size - 1] if last.complete else ()
         following = Block((MASKED,) * size).reveal(picks)

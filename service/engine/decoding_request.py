@@ -69,6 +69,7 @@ class DecodingRequest(RunningRequest):
         self._head = len(head)
         self._leading = len(head)  # tokens before this position are final, and the answer does not end there
         self.drafts.pages = self._index
+        self.lease.want(self._index)
         block = Block(head + (MASKED,) * (self._block_size - len(head)))
         self._canvas = Canvas(block, budget=self._budget, ends=self._settled, edit_tokens=self._edit_tokens)
         self._canvas.in_order = self._in_order

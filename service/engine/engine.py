@@ -24,6 +24,8 @@ from service.engine.forward.partition import deterministic_partition
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import ModelRunner, forward_clock
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
+from service.engine.page_forecast import PageForecast
+from service.engine.preemption_log import PreemptionLog
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
     BlockEvent,
@@ -65,6 +67,8 @@ class EngineDeps:
     runner: Callable[..., ModelRunner] = ModelRunner
     #: None where this process has the whole checkpoint
     ranks: Ranks | None = None
+    #: makes the forecast of KV pages
+    forecast: Callable[[], PageForecast] = PageForecast
 
 
 class Engine:
@@ -100,8 +104,9 @@ class Engine:
         self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size, deps.clock)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, self.model, config, self._planner, prompt_rows)
+        self._scheduler.forecast = deps.forecast()
         self._observer = SafeObserver(observer)
-        self._clock = deps.clock
+        self._clock, self._preemption_log = deps.clock, PreemptionLog(deps.clock)
         self.version, self.mrp_version = 0, 0 if has_mrp else None  # of the weights; `update_weights` sets them
         self.queue_held = False  # whether waiting requests stay in the queue
         self.paused = False  # whether running requests stay as they are, too
@@ -148,26 +153,32 @@ class Engine:
         waiting = self._scheduler.drop_waiting(request_id)
         if waiting is not None:
             self._observer.on_event(waiting.request, BlockEvent(request_id, 0, (), Stats(), "abort"), ())
-        for running in list(self._scheduler.running):
+        for running in list(self._scheduler.started):
             if running.request.request_id == request_id:
                 running.expire("abort")
                 self._collect([running])
 
     def state(self) -> EngineState:
         scheduler, pages = self._scheduler, self._pages
-        counts = len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity
+        waiting = len(scheduler.waiting) + len(scheduler.preempted)
+        counts = len(scheduler.running), waiting, pages.num_used, pages.capacity
         return EngineState(*counts, self.paused, self.sleep_level)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.running or self._scheduler.waiting)
+        return bool(self._scheduler.started or self._scheduler.waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request runs or is preempted."""
+        return not self._scheduler.started
 
     @property
     def halted(self) -> bool:
         return self.paused or self.sleep_level > 0
 
     def abort_running(self) -> list[str]:
-        request_ids = [running.request.request_id for running in self._scheduler.running]
+        request_ids = [running.request.request_id for running in self._scheduler.started]
         for request_id in request_ids:
             self.abort(request_id)
         return request_ids
@@ -216,12 +227,15 @@ class Engine:
         self.sleep_level = 0
 
     def _check_idle(self, reason: str) -> None:
-        if self._scheduler.running:
+        if not self.is_idle:
             raise AssertionError(f"{reason} while requests run")
         synchronize(self._runner.device)  # a forward may be under way whose requests have ended
 
     def start_queued(self) -> None:
-        if self.queue_held or self.halted:
+        if self.halted:
+            return
+        self._scheduler.resume()
+        if self.queue_held:
             return
         for running in self._scheduler.start_queued():
             running.stats.begin(self._clock, self.version, self.mrp_version)
@@ -250,12 +264,13 @@ class Engine:
         if self._steps:
             self._steps.popleft().finish(forwards)
         self._scheduler.publish()
-        events += self._collect(list(self._scheduler.running))
+        events += self._collect(list(self._scheduler.started))
         seconds = self._clock() - start
         eager_forwards, model.eager_forwards = model.eager_forwards, 0
-        lookups, state = self._scheduler.pop_lookups(), self.state()
+        counts, state = self._scheduler.pop_counts(), self.state()
+        self._preemption_log.add(counts.preemptions, counts.recomputed)
         size = self.model.block_size
-        report = StepReport(seconds, num_rows, size, forwards, state, *lookups, eager_forwards=eager_forwards)
+        report = StepReport(seconds, num_rows, size, forwards, state, counts, eager_forwards=eager_forwards)
         self._observer.on_step(report)
         return events
 
@@ -301,7 +316,7 @@ class Engine:
             age = now - waiting.submitted
             events.append(BlockEvent(waiting.request.request_id, 0, (), Stats(queue_s=age, total_s=age), "timeout"))
             self._observer.on_event(waiting.request, events[-1], ())
-        limited = [running for running in self._scheduler.running if running.request.timeout_s is not None]
+        limited = [running for running in self._scheduler.started if running.request.timeout_s is not None]
         late = [running for running in limited if _is_late(running, now)]
         for running in late:
             running.expire("timeout")

@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class EngineState(Data, frozen=True):
-    """The current state of the engine. Pages that only the prefix cache holds count as free."""
+    """The current state of the engine. Pages that only the prefix cache holds count as free.
+
+    `num_waiting`: also those preempted, whose pages others have.
+    """
 
     num_running: int
     num_waiting: int
@@ -29,6 +32,20 @@ class EngineState(Data, frozen=True):
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 
+class CacheCounts(Struct):
+    """The counts of the KV cache since the last report.
+
+    `looked_up`: prompt tokens that requests looked up in the prefix cache when they started; `cached`: those that it
+    had. `preemptions`: how often a request lost its pages. `recomputed`: tokens to be stored once more, of requests
+    that have pages again.
+    """
+
+    looked_up: int = 0
+    cached: int = 0
+    preemptions: int = 0
+    recomputed: int = 0
+
+
 class StepReport(Struct, frozen=True):
     """One engine step."""
 
@@ -37,8 +54,7 @@ class StepReport(Struct, frozen=True):
     block_size: int  # the positions of a row
     forwards: Mapping[ForwardKind, int]  # kind of forward -> number of requests that had a row in it
     state: EngineState
-    tokens_looked_up: int = 0  # prompt tokens that requests looked up in the prefix cache when they started
-    tokens_cached: int = 0  # the looked-up tokens that were in the cache
+    cache: CacheCounts
     eager_forwards: int = 0  # the forwards on CUDA since the last report that ran without a CUDA graph
 
 

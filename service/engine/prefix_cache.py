@@ -1,12 +1,12 @@
 """The KV pages of requests, and the prefix cache: the pages that requests share.
 
-All pages of a request are reserved when it starts. A tree has a node for every written block; a path is compared
-token by token, never by a hash only. A request holds the nodes of its leading blocks. A node that no request holds
-stays until its page is needed, the least recently used first. Pages in the tree are never written again.
+The pages of a request grow with its answer. A tree has a node for every written block; a path is compared token by
+token, never by a hash only. A request holds the nodes of its leading blocks. A node that no request holds stays until
+its page is needed, the least recently used first. Pages in the tree are never written again.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -20,7 +20,7 @@ _Nodes: TypeAlias = "dict[tuple[str, BlockTokens], _Node]"
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The whole blocks of a prompt. Only requests of one `salt` share pages. `mrp`: whether MRP's part is needed."""
+    """Whole blocks of a text. Only requests of one `salt` share pages. `mrp`: whether MRP's part is needed."""
 
     blocks: Sequence[BlockTokens] = ()
     salt: str = ""
@@ -45,19 +45,38 @@ class _Node:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """The pages of one running request, in order, for its whole length.
+    """The pages of one request, in order. Rows have the list itself, so it stays the same object.
 
     The first `num_shared` pages belong to the tree and must not be written. All later pages belong to the request.
+    `limit`, `least`: the most and the fewest pages that the request can need in the end. `wanted`: the pages that its
+    next rows need. `index`: the block that is decoded; `num_prompt`: the first one. `num_found`: the leading pages that
+    were in the tree before.
     """
 
     pages: list[int]
     prefix: Prefix = field(default_factory=Prefix)
+    limit: int = 0
+    least: int = 0
+    wanted: int = 0
+    index: int = 0
+    num_prompt: int = 0
+    num_found: int = 0
     nodes: list[_Node] = field(default_factory=list, repr=False)
+
+    def want(self, index: int) -> None:
+        """The block of this index is decoded. Its row writes its page, perhaps beside the first row of the next one."""
+        self.index = index
+        self.wanted = min(self.limit, index + 2)
 
     @property
     def num_shared(self) -> int:
         """The number of leading pages that are written and in the tree."""
         return len(self.nodes)
+
+    @property
+    def num_own(self) -> int:
+        """The number of pages that count as the request's: those that it did not find in the tree."""
+        return len(self.pages) - self.num_found
 
 
 class PrefixCache:
@@ -77,18 +96,37 @@ class PrefixCache:
     def num_used(self) -> int:
         return self.capacity - len(self._free) - len(self._idle)
 
-    def reserve(self, count: int, prefix: Prefix) -> Lease | None:
-        """A lease of `count` pages. The leading ones are shared if the tree has them. None if too few are free."""
-        nodes = list(self._match(prefix))
-        missing = count - len(nodes)
-        idle = sum(not node.holders for node in nodes)
-        if missing > len(self._free) + len(self._idle) - idle:
-            return None
+    @property
+    def num_available(self) -> int:
+        """The number of pages that no request holds."""
+        return len(self._free) + len(self._idle)
+
+    def num_new(self, lease: Lease) -> int:
+        """The number of pages that an empty lease would take, of those that no request holds now."""
+        return _num_new(lease, self._match(lease.prefix))
+
+    def fill(self, lease: Lease) -> bool:
+        """Gives an empty lease the pages that it wants. The leading ones are shared if the tree has them.
+
+        False if too few are free.
+        """
+        nodes = list(self._match(lease.prefix))
+        if _num_new(lease, nodes) > self.num_available:
+            return False
         for node in nodes:
             self._hold(node)
-        while len(self._free) < missing:
-            self._evict()
-        return Lease([node.page for node in nodes] + [self._free.pop() for _ in range(missing)], prefix, nodes)
+            lease.pages.append(node.page)
+            lease.nodes.append(node)
+        lease.num_found = lease.num_shared
+        return self.grow(lease)
+
+    def grow(self, lease: Lease) -> bool:
+        """Adds the pages that the lease wants, as far as they are free. -> whether it has all."""
+        for _ in range(min(lease.wanted - len(lease.pages), self.num_available)):
+            if not self._free:
+                self._evict()
+            lease.pages.append(self._free.pop())
+        return len(lease.pages) >= lease.wanted
 
     def extend(self, lease: Lease) -> int:
         """Shares the next written blocks of the prefix, before the request writes them. Returns their number."""
@@ -98,6 +136,7 @@ class PrefixCache:
             lease.pages[lease.num_shared] = node.page
             self._hold(node)
             lease.nodes.append(node)
+        lease.num_found += lease.num_shared - before
         return lease.num_shared - before
 
     def publish(self, lease: Lease, tokens: BlockTokens) -> None:
@@ -119,12 +158,16 @@ class PrefixCache:
         lease.nodes.append(node)
 
     def release(self, lease: Lease) -> None:
-        """Releases the pages of a request and empties the lease, so that no page is released twice."""
+        """Releases the pages of a request and empties the lease, so that no page is released twice.
+
+        Its written blocks stay in the tree until their pages are needed, the last ones first.
+        """
         self._free.extend(reversed(lease.pages[lease.num_shared :]))
         for node in reversed(lease.nodes):
             self._let_go(node)
         lease.nodes.clear()
         lease.pages.clear()
+        lease.num_found = 0
 
     def drop_idle(self) -> None:
         """Drops the written blocks that no request holds."""
@@ -171,3 +214,7 @@ class PrefixCache:
         node, _ = self._idle.popitem(last=False)
         del node.siblings[node.key]
         self._free.append(node.page)
+
+
+def _num_new(lease: Lease, nodes: Iterable[_Node]) -> int:
+    return lease.wanted - sum([node.holders > 0 for node in nodes])

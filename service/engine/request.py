@@ -199,6 +199,7 @@ class Stats(Data, frozen=True):
     #: the MRP forwards for drafts, requested or chosen by `auto`; None for modes without them
     mrp_steps: int | None = None
     cached_tokens: int = 0  # tokens of the prompt that were in the prefix cache
+    num_preemptions: int = 0  # how often the request lost its KV pages to others, and stored its blocks again
     queue_s: float = 0.0
     #: when the last whole block of the prompt was stored; None if the prompt has no whole block
     prefill_s: float | None = None
@@ -233,7 +234,9 @@ class Stats(Data, frozen=True):
 
 
 #: the statistics that are sums over the parts of an answer
-_ADDED = ("forwards", "decoded_tokens", "drafts_proposed", "drafts_accepted", "remasked", "forced_tokens")
+_ADDED = (
+    "forwards", "decoded_tokens", "drafts_proposed", "drafts_accepted", "remasked", "forced_tokens", "num_preemptions",
+)  # fmt: skip
 
 
 class BlockEvent(Data, frozen=True, tag=1):

@@ -16,12 +16,13 @@ class RequestStats:
     """The statistics and events of one request. `submitted`: the time of its submission (engine's clock, seconds).
 
     `mrp_steps`: the MRP forwards for its drafts, None without drafts. `events`, `progress`: those not collected yet.
+    `num_preemptions`: how often the request has lost its pages.
     """
 
     __slots__ = (
         "_accepted", "_clock", "_first_block_s", "_forced", "_forwards", "_mrp_steps", "_mrp_version",
-        "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_submitted", "_version", "cached_tokens",
-        "decoded_tokens", "events", "progress",
+        "_prefill_s", "_proposed", "_queue_s", "_remasked", "_request", "_stores_prompt", "_submitted", "_version",
+        "cached_tokens", "decoded_tokens", "events", "num_preemptions", "progress",
     )  # fmt: skip
 
     def __init__(self, request: GenerationRequest, submitted: float, cached_tokens: int, mrp_steps: int | None) -> None:
@@ -31,6 +32,7 @@ class RequestStats:
         self.progress: list[BlockProgress] = []
         self._forwards = defaultdict[str, int](int)
         self.decoded_tokens = self._proposed = self._accepted = self._remasked = self._forced = 0
+        self.num_preemptions, self._stores_prompt = 0, True
         self._queue_s = 0.0
         self._prefill_s: float | None = None
         self._first_block_s: float | None = None
@@ -43,8 +45,18 @@ class RequestStats:
     def count(self, kinds: tuple[ForwardKind, ...]) -> None:
         for kind in kinds:
             self._forwards[kind] += 1
-            if kind == "prefill":
+            if kind == "prefill" and self._stores_prompt:
                 self._prefill_s = self._age()
+
+    def count_cached(self, tokens: int) -> None:
+        """Another request has stored these tokens of the prompt first. After a preemption it may be any tokens."""
+        if not self.num_preemptions:
+            self.cached_tokens += tokens
+
+    def preempt(self, *, in_prompt: bool) -> None:
+        """The request has lost its pages. `in_prompt`: before its prompt was stored."""
+        self.num_preemptions += 1
+        self._stores_prompt &= in_prompt
 
     def add_progress(self, index: int, first: int, steps: Sequence[Step]) -> None:
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
@@ -71,6 +83,7 @@ class RequestStats:
             forced_tokens=self._forced,
             mrp_steps=self._mrp_steps,
             cached_tokens=self.cached_tokens,
+            num_preemptions=self.num_preemptions,
             queue_s=self._queue_s,
             prefill_s=self._prefill_s,
             first_block_s=self._first_block_s,

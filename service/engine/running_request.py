@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from service.decode.block import Block
 from service.decode.policy import Prediction
@@ -23,7 +23,7 @@ from service.model.config import ModelConfig
 
 
 class Admitted(NamedTuple):
-    """What a request starts with. `lease`: the pages for its whole length; the shared ones of its prompt are written.
+    """What a request starts with. `lease`: its first pages; the shared ones of its prompt are written.
 
     `submitted`: seconds of the engine's clock. `first_line`: the first of its lines of the state table; 0: it has
     none, and no row begins ahead.
@@ -40,8 +40,11 @@ class Admitted(NamedTuple):
 class RunningRequest(ABC):
     """A running request.
 
-    `replays`: whether MRP's forwards may be replays of one graph (`forward/replays.py`).
+    `replays`: whether MRP's forwards may be replays of one graph (`forward/replays.py`). `grows`: whether its pages
+    grow with its answer, and may be taken from it.
     """
+
+    grows: ClassVar[bool] = True
 
     __slots__ = (
         "_block_size", "_num_prompt_blocks", "_num_unread", "blocks", "drafts", "finish_reason", "first_line",
@@ -55,21 +58,19 @@ class RunningRequest(ABC):
         self.finish_reason: FinishReason | None = None
         self.replays = False
         self._num_unread = 0  # forwards with positions that are read, which have begun and are not read
-        self.blocks, prompt = StoredBlocks(lease, uses_mrp=drafts.uses_mrp), lease.prefix.blocks
-        self._num_prompt_blocks = len(prompt)
-        for index in range(lease.num_shared, len(prompt)):
-            self.blocks.add(Block(prompt[index]), index, kind="prefill")
+        self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)
+        self._num_prompt_blocks = self.blocks.num_prefill
 
     @abstractmethod
     def start(self) -> None:
         """Begins to decode, once the weights that answer are known."""
 
-    # The blocks of its prompt
+    # The blocks of its prompt, and those that are stored again
 
     @property
     def num_prompt_rows(self) -> int:
         unwritten = self.blocks.unwritten
-        return max(0, self._num_prompt_blocks - unwritten[0].index) if unwritten else 0
+        return max(0, self.blocks.num_prefill - unwritten[0].index) if unwritten else 0
 
     @property
     def stores_next(self) -> bool:
@@ -80,7 +81,18 @@ class RunningRequest(ABC):
     def skip_stored(self, count: int) -> None:
         """The next blocks need no rows: another request has stored them."""
         self.blocks.skip(count)
-        self.stats.cached_tokens += count * self._block_size
+        self.stats.count_cached(count * self._block_size)
+
+    # Its pages
+
+    def lose_pages(self) -> None:
+        """Its pages go to other requests, while none of its forwards is under way. All else stays."""
+        self.stats.preempt(in_prompt=self.num_prompt_rows > 0)
+        self.blocks.for_mrp.clear()  # their forwards' hidden states need memory
+
+    def take_pages(self) -> int:
+        """It has pages again, the leading ones with their blocks. -> the number of blocks to be stored once more."""
+        return self.blocks.restore()
 
     # Its next rows
 
@@ -108,8 +120,8 @@ class RunningRequest(ABC):
         return list(islice(unwritten, budget))
 
     def _stored_row(self, index: int) -> Row:
-        """The row of a block of its prompt that is stored already. It is computed again, and written nowhere."""
-        return Row(Block(self.lease.prefix.blocks[index]), index, self.lease.pages, writes_kv=False, kind="prefill")
+        """The row of a block that is stored already. It is computed again, and written nowhere."""
+        return Row(Block(self.blocks.history[index]), index, self.lease.pages, writes_kv=False, kind="prefill")
 
     def expected_gains(self, rows: list[Row]) -> list[float]:  # noqa: ARG002 - by default no row may be left out
         """The expected gains, in tokens, of the drafts, which are the last of these rows and may be left out."""

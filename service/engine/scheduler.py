@@ -3,12 +3,18 @@
 A long prompt is stored in chunks beside decoding requests. A forward takes at most as long as each tenant's rows alone
 would, divided by the tenant's share of all weights; further rows wait. So a tenant with many rows does not slow down
 others. The price: forwards are smaller while tenants of unlike size run.
+
+KV pages grow with the answers. A request starts if its first pages are free and the expected peak of all pages fits
+(`page_forecast.py`). If pages run short nevertheless, requests lose theirs (`victims.py`). Such a *preempted* request
+stays as it is. Its blocks stay in the prefix cache until their pages are needed; lost blocks are stored again. It runs
+again before new ones start, the oldest first, and after another request has ended. So requests do not take pages from
+each other in turns.
 """
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from service.decode.block import MASKED
@@ -18,11 +24,14 @@ from service.engine.config import EngineConfig
 from service.engine.diffusion_request import DiffusionRequest
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.rows import LINES, Row
-from service.engine.prefix_cache import BlockTokens, Prefix, PrefixCache
+from service.engine.observer import CacheCounts
+from service.engine.page_forecast import PageForecast
+from service.engine.prefix_cache import BlockTokens, Lease, Prefix, PrefixCache
 from service.engine.request import GenerationRequest
 from service.engine.running_request import Admitted, RunningRequest
 from service.engine.scoring import ScoringRequest
 from service.engine.shifted_request import ShiftedRequest
+from service.engine.victims import choose_victim
 from service.fair_queue import FairQueue, Ticket
 from service.model.config import ModelConfig
 
@@ -46,14 +55,21 @@ class Waiting:
 
 
 class Scheduler:
-    """The waiting queue and the running requests. `prompt_rows`: rows of prompts beside decoding requests."""
+    """The waiting queue and the requests that have started. `prompt_rows`: rows of prompts beside decoding requests.
+
+    `started`: all of them in the order of their starts. Each is `running`, or `preempted` and without pages.
+    """
 
     def __init__(
         self, pages: PrefixCache, model: ModelConfig, config: EngineConfig, planner: DraftPlanner, prompt_rows: int
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue()
+        self.started: list[RunningRequest] = []
         self.running: list[RunningRequest] = []
-        self._lookups = (0, 0)
+        self.preempted: list[RunningRequest] = []
+        self._counts = CacheCounts()
+        self.forecast = PageForecast()
+        self._refused: object = None  # the next one to start, for which there is no room until another one ends
         self._pages, self._model, self._block_size = pages, model, model.block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
         self._prompt_rows = max(1, prompt_rows)
@@ -75,44 +91,116 @@ class Scheduler:
         ticket = Ticket(arrived, sharing.tenant, sharing.tenant_share, sharing.priority, cost)
         self.waiting.push(Waiting(request, submitted, blocks), ticket)
 
-    def start_queued(self) -> list[RunningRequest]:
-        """Moves requests from the queue to the running set while pages and slots are free.
+    def resume(self) -> None:
+        """Preempted requests run again, the oldest first, while there is room."""
+        while self.preempted and ((first := self.preempted[0]) is not self._refused or not self.running):
+            lease = first.lease
+            lease.prefix = replace(lease.prefix, blocks=tuple(first.blocks.history))
+            if not self._take_pages(first, lease):
+                return
+            self._counts.recomputed += first.take_pages() * self._block_size
+            self._prompts.append(first)
+            self._sort()
 
-        The next request blocks all later requests until its pages are free, so that long requests are served, too.
+    def start_queued(self) -> list[RunningRequest]:
+        """Moves requests from the queue to the running set while there is room, and no preempted one waits.
+
+        The next request blocks all later requests until there is room for it, so that long requests are served, too.
         """
         started = []
-        while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
+        while len(self.started) < self._max_running and not self.preempted:
+            first = self.waiting.peek()
+            if first is None or first is self._refused:
+                break
             request = self._planner.with_plan(first.request)
             uses_mrp = self._planner.starts_with_mrp(request)
-            prefix = Prefix(first.blocks, request.sharing.cache_salt, uses_mrp)
-            lease = self._pages.reserve(pages_needed(request, self._block_size), prefix)
-            if lease is None:
+            lease = self._lease(request, Prefix(first.blocks, request.sharing.cache_salt, uses_mrp))
+            if not self._take_pages(first, lease):
                 break
             self.waiting.pop()
             drafts = self._planner.plan_drafts(request, uses_mrp=uses_mrp)
             first_line = self._lines.pop() if self._lines else 0
             running = _running(Admitted(request, self._model, lease, first.submitted, drafts, first_line))
             if self._pages.shares:
-                looked_up, cached = self._lookups
-                self._lookups = looked_up + len(request.prompt_token_ids), cached + running.stats.cached_tokens
+                self._counts.looked_up += len(request.prompt_token_ids)
+                self._counts.cached += running.stats.cached_tokens
+            self.started.append(running)
             self.running.append(running)
             self._prompts.append(running)
             self._tenants[request.sharing.tenant] += 1
             started.append(running)
         return started
 
-    def pop_lookups(self) -> tuple[int, int]:
-        lookups, self._lookups = self._lookups, (0, 0)
-        return lookups
+    def _lease(self, request: GenerationRequest, prefix: Prefix) -> Lease:
+        """A lease without pages. A request that scores takes all of its pages at once, others grow."""
+        limit, num_prompt = pages_needed(request, self._block_size), len(prefix.blocks)
+        least = num_prompt + -(-request.sampling.min_tokens // self._block_size)
+        least = min(limit, least) if request.stop_token_ids else limit
+        lease = Lease([], prefix, limit, least, wanted=limit, num_prompt=num_prompt)
+        if not isinstance(request.mode, ScoreMode):
+            lease.want(num_prompt)
+        return lease
+
+    def _take_pages(self, newcomer: RunningRequest | Waiting, lease: Lease) -> bool:
+        """Takes the first pages of a request if they are free and the expected peak fits.
+
+        One request always fits. One that is refused is not looked at again before another one has ended.
+        """
+        fits = not self.running
+        if not fits:
+            leases = [*[running.lease for running in self.running], lease]
+            peak = self.forecast.peak(leases, self._pages.num_used, self._pages.num_new(lease))
+            fits = peak <= self._pages.capacity
+        taken = fits and self._pages.fill(lease)
+        self._refused = None if taken else newcomer
+        return taken
+
+    def _grow(self, *, ahead: bool) -> list[RunningRequest]:
+        """The requests get the pages that their next rows need, the oldest first, at last from others.
+
+        -> those that wait for pages. While a step is under way nobody loses pages.
+        """
+        short = [running for running in self.running if len(running.lease.pages) < running.lease.wanted]
+        for running in short:
+            while running.lease.pages and not self._pages.grow(running.lease) and not ahead:
+                if (victim := choose_victim(self.running)) is None:
+                    break
+                self.preempt(victim)
+        return [running for running in short if 0 < len(running.lease.pages) < running.lease.wanted]
+
+    def preempt(self, victim: RunningRequest) -> None:
+        """Takes the pages of a running request. None of its forwards may be under way."""
+        self._pages.release(victim.lease)
+        victim.lose_pages()
+        if victim in self._prompts:
+            self._prompts.remove(victim)
+        self._sort()
+        self._refused = self.preempted[0]
+        self._counts.preemptions += 1
+
+    def _sort(self) -> None:
+        self.running = [running for running in self.started if running.lease.pages]
+        self.preempted = [running for running in self.started if not running.lease.pages]
+        self._tenants = Counter([running.request.sharing.tenant for running in self.running])
+
+    def pop_counts(self) -> CacheCounts:
+        counts, self._counts = self._counts, CacheCounts()
+        return counts
 
     def plan(self, *, ahead: bool = False) -> StepRows:
         """The rows of the next forward: rows of decoding requests, then chunks of prompts.
 
         A request that gets no rows is the first one in the next forward. A tenant gets the rows of one request at
         least. `ahead`: whether the last forward's results are not read yet. Requests that need them sit this one out.
-        If they are many, all wait for the results, since the device's time is better spent on all.
+        If they are many, all wait for the results, since the device's time is better spent on all. So do all while
+        pages are short.
         """
+        short = self._grow(ahead=ahead)
+        if short and ahead:
+            return []
         live = [running for running in self.running if running.finish_reason is None]  # some failed when they started
+        if short:
+            live = [running for running in live if running not in short]
         free = [running for running in live if not running.waits] if ahead else live
         if ahead and len(free) < _MIN_AHEAD * len(live):
             return []
@@ -144,7 +232,8 @@ class Scheduler:
             lease, prefix = running.lease, running.lease.prefix
             if count := self._pages.extend(lease):
                 running.skip_stored(count)
-                self._lookups = self._lookups[0], self._lookups[1] + count * self._block_size
+                if not running.stats.num_preemptions:
+                    self._counts.cached += count * self._block_size
                 prompts[running] -= count
                 if not prompts[running]:
                     del prompts[running]
@@ -244,10 +333,16 @@ class Scheduler:
             self._pages.publish(running.lease, written.popleft())
 
     def remove(self, running: RunningRequest) -> None:
-        self.running.remove(running)
-        self._tenants -= Counter([running.request.sharing.tenant])  # keeps no zero
+        self.started.remove(running)
+        if running.lease.pages:
+            self.running.remove(running)
+            self._tenants -= Counter([running.request.sharing.tenant])  # keeps no zero
+        else:
+            self.preempted.remove(running)
         self._publish(running)
         self._pages.release(running.lease)
+        self.forecast.add(running.lease)
+        self._refused = None
         if running.first_line:  # forwards that have begun are computed before a later request's
             self._lines.append(running.first_line)
         running.drafts.end()

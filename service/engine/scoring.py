@@ -24,6 +24,8 @@ class ScoringRequest(RunningRequest):
 
     __slots__ = ("_length", "_scores", "_shifted", "_to_score")
 
+    grows = False
+
     def __init__(self, admitted: Admitted) -> None:
         super().__init__(admitted)
         request, model = admitted.request, admitted.model

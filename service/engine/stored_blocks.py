@@ -11,6 +11,9 @@ begun.
                     in a causal model: a row with drafts, which wrote its page, turned out to have its tokens: `confirm`
     `for_mrp`       it is stored, and MRP, which reads it in a forward of its own (`begin`), has not. Only with MRP
     `written`       it may be shared: it is stored, MRP has read it, and its tokens are known
+
+A request that has lost its pages begins anew with all of them (`restore`): those that the tree does not have are stored
+again, as a prompt is.
 """
 
 from collections import deque
@@ -22,35 +25,59 @@ from msgspec.structs import replace
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Anchor, Row
 from service.engine.prefix_cache import BlockTokens, Lease
-from service.engine.request import ForwardKind
 
 
 class StoredBlocks:
-    """The blocks of one request. `written`: those to be shared, in their order, since the last publication."""
+    """The blocks of one request.
 
-    __slots__ = ("_finished", "_lease", "_next", "_num_stored", "_uses_mrp", "for_mrp", "unwritten", "written")
+    `history`: all whose tokens are known, from the prompt's first one on. `num_prefill`: the leading ones that are
+    stored as a prompt is. `written`: those to be shared, in their order, since the last publication.
+    """
+
+    __slots__ = (
+        "_finished", "_lease", "_next", "_num_stored", "_uses_mrp", "for_mrp", "history", "num_prefill", "unwritten",
+        "written",
+    )  # fmt: skip
 
     def __init__(self, lease: Lease, *, uses_mrp: bool) -> None:
         self._lease, self._uses_mrp = lease, uses_mrp
+        self.history = list(lease.prefix.blocks)
         self.unwritten: deque[Row] = deque()
+        self.restore()
+
+    def restore(self) -> int:
+        """The lease has other pages. The blocks that the tree does not have get a row each.
+
+        -> the number of those that were stored before.
+        """
+        start, pages = self._lease.num_shared, self._lease.pages
+        stored = self.unwritten[0].index if self.unwritten else len(self.history)
+        blocks = self.history[start:]
+        self.unwritten = deque(
+            Row(Block(tokens), index, pages, writes_kv=True, kind="prefill")
+            for index, tokens in enumerate(blocks, start)
+        )
         self.for_mrp: list[Row] = []
         self.written: deque[BlockTokens] = deque()
-        self._next = lease.num_shared  # the index of the block whose row comes to `unwritten` next
+        #: the index of the block whose row comes to `unwritten` next
+        self._next = self.num_prefill = len(self.history)
         self._num_stored = 0  # blocks that are stored and not in `written`, perhaps since their tokens are not known
-        self._finished: deque[BlockTokens] = deque()  # blocks whose tokens are known and that are not in `written`
+        self._finished = deque(blocks)  # blocks whose tokens are known and that are not in `written`
+        return max(0, stored - start)
 
     @property
     def num_pages(self) -> int:
         """The pages that its request may fill."""
-        return len(self._lease.pages)
+        return self._lease.limit
 
-    def add(self, block: Block, index: int, kind: ForwardKind = "commit") -> None:
+    def add(self, block: Block, index: int) -> None:
         """A block is finished, and its tokens are known. Perhaps a row ahead already stores it."""
+        self.history.append(block.tokens)
         self._finished.append(block.tokens)
         if self.for_mrp and self.for_mrp[-1].index == index:  # its line is soon another block's
             self.for_mrp[-1] = replace(self.for_mrp[-1], state=block, on_device=False)
         if index == self._next:
-            self._add_row(Row(block, index, self._lease.pages, writes_kv=True, kind=kind))
+            self._add_row(Row(block, index, self._lease.pages, writes_kv=True, kind="commit"))
         self._share()
 
     def add_ahead(self, row: Row) -> None:

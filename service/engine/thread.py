@@ -216,7 +216,7 @@ class EngineThread:
 
     def _run_task(self) -> None:
         task = self._task
-        if task is None or (task.when_idle and self._engine.state().num_running):
+        if task is None or (task.when_idle and not self._engine.is_idle):
             return
         if task.when_idle:
             self._engine.queue_held, self._engine.paused = False, task.was_paused

@@ -26,9 +26,13 @@ class EngineMetrics:
             self._sink.add("forwards_total", count, kind=kind)
         if report.eager_forwards:
             self._sink.add("eager_forwards_total", report.eager_forwards)
-        if report.tokens_looked_up:
-            self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
-            self._sink.add("prefix_cache_hits_total", report.tokens_cached)
+        if report.cache.looked_up:
+            self._sink.add("prefix_cache_queries_total", report.cache.looked_up)
+            self._sink.add("prefix_cache_hits_total", report.cache.cached)
+        if report.cache.preemptions:
+            self._sink.add("num_preemptions_total", report.cache.preemptions)
+        if report.cache.recomputed:
+            self._sink.add("preempted_tokens_recomputed_total", report.cache.recomputed)
         # vLLM counts the step that commits a canvas. Here the next block's first forward writes a finished block's KV.
         steps = report.forwards.get("denoise", 0) + report.forwards.get("verify", 0) + self._finished_blocks
         self._finished_blocks = 0

@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     default_max_tokens: PositiveInt = Field(
         defaults.DEFAULT_MAX_TOKENS,
         description="longest answer of a request without a limit, such as `max_tokens`; also at most the rest of the "
-        "context. Its KV pages are reserved, so more means fewer requests at once",
+        "context",
     )
     max_waiting: PositiveInt = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")

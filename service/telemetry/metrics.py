@@ -77,6 +77,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("prompt_tokens_total", "Prompt tokens, cached ones included"),
     Metric("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache"),
     Metric("prefix_cache_hits_total", "Prompt tokens found in the prefix cache"),
+    Metric("num_preemptions_total", "How often a request lost its KV pages to others"),
+    Metric("preempted_tokens_recomputed_total", "Tokens stored once more, of requests that had lost their KV pages"),
     Metric("generation_tokens_total", "Tokens decoded", ("mode",)),
     Metric("forwards_total", "Forwards in which a request had a row, over all requests", ("kind",)),
     Metric("eager_forwards_total", "Forwards on CUDA without a CUDA graph; 0 where all are captured"),

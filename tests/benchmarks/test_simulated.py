@@ -119,3 +119,15 @@ def test_a_preset_is_as_fast_as_its_best_plan(run, tmp_path) -> None:
     assert row["plan"] == "balanced"
     assert len(row["fixed"]) > 2
     assert row["times_best"] > 0.9
+
+
+def test_rules_of_memory_run_the_same_answers_at_other_times(run, capsys, tmp_path) -> None:
+    """The caches of 8,192 tokens have pages for one answer without a limit."""
+    words = ("--tokens", "8192", "--requests", "24", "--answer", "60", "--out", tmp_path / "rows.json")
+    assert run("simulated.memory", *words) == 0
+    assert "tokens_s" in capsys.readouterr().out
+    reserve, free, peak = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["rule"] for row in (reserve, free, peak)] == ["reserve", "free", "peak"]
+    assert (reserve["most"], reserve["preemptions"]) == (1, 0)
+    assert free["most"] >= peak["most"] > 1
+    assert free["tokens_s"] > reserve["tokens_s"] < peak["tokens_s"]

@@ -3,6 +3,7 @@
 import pytest
 
 from service.model import Checkpoint
+from tests.preemptions import use_preemptions
 from tests.tiny import tiny_checkpoint
 
 
@@ -19,3 +20,10 @@ def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     name: str = request.param
     return name
+
+
+@pytest.fixture(autouse=True)
+def any_preemption(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests lose their KV pages by chance, where a test does not count forwards, pages or steps ahead."""
+    if not request.node.get_closest_marker("undisturbed"):
+        use_preemptions(monkeypatch)

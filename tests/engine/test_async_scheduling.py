@@ -105,6 +105,7 @@ def test_answers_and_their_steps_are_the_same_with_and_without(seed: int, costs:
         assert steps[0] == steps[1]
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("mode", PACED)
 @pytest.mark.parametrize("running", [1, 6])
 def test_the_next_forward_has_begun_whenever_one_is_read(mode, running) -> None:
@@ -122,6 +123,7 @@ def test_the_next_forward_has_begun_whenever_one_is_read(mode, running) -> None:
     assert min(device.unread[:forwards]) >= 2
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("mode", [Static(), Static(3), Sequential(), Direct(2), Speculative("auto")])
 def test_with_shifted_outputs_only_a_blocks_first_token_is_waited_for(mode) -> None:
     """Where a rule fixes the number of picks. Elsewhere all results are."""
@@ -136,6 +138,7 @@ def test_with_shifted_outputs_only_a_blocks_first_token_is_waited_for(mode) -> N
         assert waits <= most if ahead else set(device.unread) == {1}
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("mode", UNPACED)
 def test_a_mode_that_needs_the_results_waits_for_them(mode) -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), async_scheduling=True)
@@ -146,6 +149,7 @@ def test_a_mode_that_needs_the_results_waits_for_them(mode) -> None:
     assert set(device.unread) == {1}
 
 
+@pytest.mark.undisturbed
 def test_a_gate_waits_for_each_result_without_chains_but_at_a_blocks_last_token() -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=SLOW_HOST), async_scheduling=True)
     engine.submit(request_of("x", [1], Direct(1, 1.0), 24))
@@ -156,6 +160,7 @@ def test_a_gate_waits_for_each_result_without_chains_but_at_a_blocks_last_token(
     assert device.unread.count(2) <= 2 * blocks < 24 * (size - 1) // size
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("mode", DRAFTED)
 def test_mrp_forwards_for_drafts_begin_together(mode) -> None:
     """Few are dropped. The drafts are the same, also where the tree does not go on with the likeliest pick."""
@@ -178,6 +183,7 @@ def test_drafts_that_pay_are_read_where_steps_may_begin_ahead_too() -> None:
     assert done.stats.drafts_accepted
 
 
+@pytest.mark.undisturbed
 def test_few_requests_that_need_the_results_sit_out_every_second_step() -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), async_scheduling=True)
     engine.submit(request_of("waits", [1], Remask(1.0), 16))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def steps_until(engine: Engine, name: str) -> int:
     raise AssertionError(f"{name} does not end")
 
 
+@pytest.mark.undisturbed
 class TestChunks:
     def engine(self, **limits: int) -> tuple[Engine, Forwards]:
         return engine_over(Forwards, shaped(2), **{"max_prefill_tokens": 16, "prefix_cache": False, **limits})

@@ -17,8 +17,13 @@ def cache(pages: int = 10, *, shares: bool = True) -> PrefixCache:
     return PrefixCache(pages, shares)
 
 
+def reserve(target: PrefixCache, count: int, prefix: Prefix, limit: int = 0) -> Lease | None:
+    lease = Lease([], prefix, max(count, limit), wanted=count)
+    return lease if target.fill(lease) else None
+
+
 def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: str = "", mrp: bool = False) -> Lease:
-    reserved = target.reserve(len(blocks) + more, Prefix(blocks, salt, mrp))
+    reserved = reserve(target, len(blocks) + more, Prefix(blocks, salt, mrp))
     assert reserved is not None
     for tokens in blocks[reserved.num_shared :]:
         target.publish(reserved, tokens)
@@ -106,10 +111,10 @@ class TestEviction:
         leave(target, A, B)
         leave(target, C)
         order = list(target._idle)
-        assert target.reserve(5, Prefix([A, B])) is None
+        assert reserve(target, 5, Prefix([A, B])) is None
         assert list(target._idle) == order
         held = lease(target, (9, 9), more=1)
-        assert target.reserve(3, Prefix([A, D])) is None
+        assert reserve(target, 3, Prefix([A, D])) is None
         audit(target, [held])
 
     def test_given_back_once(self) -> None:
@@ -132,7 +137,7 @@ def test_any_course_of_events_keeps_the_books(seed: int, pages: int, mrp: bool) 
         if action < 0.4:
             blocks = [rng.choice([A, B]) for _ in range(rng.randint(0, 4))]
             prefix = Prefix(blocks, rng.choice(["", "x"]), mrp and rng.random() < 0.5)
-            if reserved := target.reserve(len(blocks) + rng.randint(1, 2), prefix):
+            if reserved := reserve(target, len(blocks) + rng.randint(1, 2), prefix, limit=8):
                 for index in range(reserved.num_shared):
                     salt, path, with_mrp = content[reserved.pages[index]]
                     assert (salt, path) == (prefix.salt, blocks[: index + 1])
@@ -145,6 +150,12 @@ def test_any_course_of_events_keeps_the_books(seed: int, pages: int, mrp: bool) 
                 path.append(wanted[len(path)] if len(path) < len(wanted) else rng.choice([A, B]))
                 content[held.pages[held.num_shared]] = (held.prefix.salt, list(path), held.prefix.mrp)
                 target.publish(held, path[-1])
+        elif live and action < 0.9:
+            held, path = rng.choice(live)
+            held.want(len(held.pages) - 1)
+            free = target.num_available
+            assert target.grow(held) == (len(held.pages) == held.wanted)
+            assert len(held.pages) == held.wanted or not free
         elif live:
             target.release(live.pop(rng.randrange(len(live)))[0])
         audit(target, [held for held, _ in live])
@@ -152,7 +163,7 @@ def test_any_course_of_events_keeps_the_books(seed: int, pages: int, mrp: bool) 
         target.release(held)
     audit(target, [])
     assert target.num_used == 0
-    assert target.reserve(pages, Prefix()) is not None
+    assert reserve(target, pages, Prefix()) is not None
 
 
 def test_a_cache_that_is_emptied_has_all_pages_and_knows_nothing() -> None:

@@ -58,15 +58,15 @@ class TestWhatIsShared:
         engine = Engine(checkpoint, EngineConfig(prefix_cache=False), recorder)
         first, second = ask(engine, PROMPT), ask(engine, PROMPT)
         assert second.stats.forwards == first.stats.forwards
-        assert second.stats.cached_tokens == sum(report.tokens_looked_up for report in recorder.reports) == 0
+        assert second.stats.cached_tokens == sum(report.cache.looked_up for report in recorder.reports) == 0
 
     def test_the_observer_hears_what_was_looked_up_and_found(self, checkpoint: Checkpoint) -> None:
         recorder = Recorder()
         engine = Engine(checkpoint, observer=recorder)
         done = [ask(engine, PROMPT[:length]) for length in (3, 10, 10, 8)]
-        assert sum(report.tokens_looked_up for report in recorder.reports) == 3 + 10 + 10 + 8
+        assert sum(report.cache.looked_up for report in recorder.reports) == 3 + 10 + 10 + 8
         assert (
-            sum(report.tokens_cached for report in recorder.reports)
+            sum(report.cache.cached for report in recorder.reports)
             == sum(completion.stats.cached_tokens for completion in done)
             == 16
         )
@@ -90,6 +90,7 @@ class TestMrp:
         assert ask(engine, PROMPT[:7], Speculative(2)).stats.cached_tokens == 0
 
 
+@pytest.mark.undisturbed
 class TestWhatIsBeingWritten:
     """Requests with one prompt of 20 blocks that come together: one stores it, the others wait and read."""
 

@@ -41,6 +41,7 @@ def test_tokens_of_a_forward_are_in_one_sub_block(checkpoint: Checkpoint) -> Non
     assert revealed == [[0], [1, 2, 3], [4, 5, 6, 7]] * 2
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("mode", [Static(), Speculative(2), Edit()])
 def test_a_prompt_of_whole_blocks_in_the_cache_is_decoded_as_before(checkpoint: Checkpoint, mode) -> None:
     """Its last block is computed again, for its outputs."""

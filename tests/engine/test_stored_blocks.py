@@ -24,7 +24,7 @@ ANCHOR = Anchor(ForwardOutput(torch.zeros(1, 2, 4)), 0)
 
 
 def stored_blocks(*, uses_mrp: bool = False) -> StoredBlocks:
-    return StoredBlocks(Lease([3, 4, 5]), uses_mrp=uses_mrp)
+    return StoredBlocks(Lease([3, 4, 5], limit=3), uses_mrp=uses_mrp)
 
 
 def begin(blocks: StoredBlocks, rows: list[Row]) -> int:
@@ -47,7 +47,7 @@ def test_a_finished_block_may_be_shared_once_its_row_has_begun() -> None:
 
 def test_with_mrp_it_may_be_shared_once_mrp_has_read_it() -> None:
     blocks = stored_blocks(uses_mrp=True)
-    blocks.add(Block(TOKENS[0]), 0, kind="prefill")
+    blocks.add(Block(TOKENS[0]), 0)
     begin(blocks, [*blocks.unwritten])
     assert [(row.index, row.kind, row.anchor) for row in blocks.for_mrp] == [(0, "mrp", ANCHOR)]
     assert not blocks.written

@@ -94,3 +94,9 @@ def test_a_list_of_pages_that_has_changed_is_read_again() -> None:
     assert tables.concatenated([unit])[1].tolist() == [1, 2, 3]
     pages[1] = 9
     assert tables.concatenated([unit])[1].tolist() == [1, 9, 3]
+    pages.append(4)
+    assert tables.concatenated([PrefixUnit(0, 1, 4, pages)])[1].tolist() == [1, 9, 3, 4]
+    pages[:] = [9, 9, 9, 9, 5]
+    assert tables.concatenated([PrefixUnit(0, 1, 5, pages)])[1].tolist() == [9, 9, 9, 9, 5]
+    pages[:] = [7, 8, 6]
+    assert tables.concatenated([unit])[1].tolist() == [7, 8, 6]

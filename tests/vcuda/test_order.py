@@ -23,6 +23,7 @@ from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import DEAR_ROWS, FREE_ROWS, SLOW_HOST, events_of
 from tests.other_weights import other_weights
 from tests.plans import use_any_plans, use_plan
+from tests.preemptions import use_preemptions
 from tests.rules import Halving
 from tests.thinned import fast_only, fast_rows
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -425,6 +426,25 @@ def test_new_requests_reuse_the_pages_of_a_step_that_is_dropped(device, seed, pr
     assert engine.state().kv_pages_used == 0
     longer = continued(requests, expected)
     assert answers(events_of(engine, longer)) == expected_answers(longer)
+
+
+@pytest.mark.parametrize(
+    ("seed", "prefix_cache"),
+    fast_rows(
+        lambda seed, prefix_cache: seed == prefix_cache, [(seed, value) for seed in range(3) for value in (False, True)]
+    ),
+)
+def test_requests_that_lose_their_pages_between_steps_ahead_have_the_same_answers(
+    device, monkeypatch, seed, prefix_cache
+):
+    """Kernels, graphs and the state table: the pages of resumed requests are others."""
+    requests = requests_of([*MIXED, *GATED["gates"], (DRAFTED["chain"], SAMPLED), (DRAFTED["tree"], SAMPLED)], 24)
+    expected = expected_answers(requests)
+    disturbed = use_preemptions(monkeypatch, 0.15, seed)
+    engine = engine_on_device(SLOW_HOST, kv_cache_tokens=1024, prefix_cache=prefix_cache)
+    assert answers(events_of(engine, requests)) == expected
+    assert disturbed.preempted_total > 12
+    assert engine.state().kv_pages_used == 0
 
 
 @pytest.mark.parametrize(("seed", "kind"), list(enumerate(["static", "direct", "sampled", "mixed", "gates"])))

@@ -107,7 +107,7 @@ class ScheduleShape:
 
 
 class PageTables:
-    """Page lists as arrays, cached by the list's identity from one forward to the next."""
+    """Page lists as arrays, cached by the list's identity from one forward to the next. Most lists only grow."""
 
     def __init__(self) -> None:
         self._cached: dict[int, tuple[Sequence[int], list[int], IntTable]] = {}
@@ -127,10 +127,14 @@ class PageTables:
 
     def _entry(self, pages: Sequence[int]) -> tuple[Sequence[int], list[int], IntTable]:
         entry = self._cached.get(id(pages))
-        if entry is None or entry[0] is not pages or entry[1] != pages:
-            copy = list(pages)
-            entry = (pages, copy, np.array(copy, dtype=np.int32))
-        return entry
+        if entry is not None and entry[0] is pages:
+            count = len(entry[1])
+            if entry[1] == pages:
+                return entry
+            if entry[1] == pages[:count]:
+                more = np.array(pages[count:], dtype=np.int32)
+                return pages, list(pages), np.concatenate((entry[2], more))
+        return pages, list(pages), np.array(pages, dtype=np.int32)
 
 
 def schedule_tiles(
