@@ -93,13 +93,10 @@ export function initial(model) {
   return { kind: first?.kind ?? (model.chat_template ? "chat" : "plain"), prompt: first?.prompt ?? "", seed: "17", temperature: "0", tokens: String(tokens), plans: [plan] };
 }
 
-/** The default mode: by the calibration's lossless plan for one request, else with the steps that MRP was trained for. */
+/** The default mode with drafts in every forward. `auto` drafts by the load, so a race may have no drafts to show. */
 function firstPlan(model) {
   const mode = model.default_mode;
-  const [lone] = model.quality.measured ? model.quality.presets.lossless : [];
-  if (lone?.mode === mode) return { mode, knobs: lone.knobs };
-  const steps = model.mode_info[mode].knobs.mrp_steps && model.mrp?.default_steps;
-  return { mode, knobs: steps ? { mrp_steps: steps } : {} };
+  return { mode, knobs: model.mode_info[mode].knobs.mrp_steps ? { mrp_steps: model.mrp ? 2 : 0 } : {} };
 }
 
 /** Fills up what a link leaves out, the plan of answer B among it. */
