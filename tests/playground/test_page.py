@@ -205,7 +205,11 @@ def test_a_link_and_a_busy_service_wait_for_a_click(page, open_page, serve, url)
     page.expected = ("429",)
     assert page.tab.locator("#notice").inner_text() == "The service is busy. Press Run or Race."
     assert page.tab.is_hidden("#demo")
+    assert page.tab.is_hidden("#stage")
     assert "the queue is full" in page.run_to_error()
+    page.tab.route("**/health", lambda route: route.fulfill(json={"status": "ok", "replicas_ready": 0}))
+    page.open(page.url)
+    assert page.tab.locator("#notice").inner_text() == "The service is busy. Press Run or Race."
 
 
 def test_a_slow_line_shows_that_the_page_loads(new_tab, url):

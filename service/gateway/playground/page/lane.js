@@ -186,8 +186,14 @@ export class Lane {
     const facts = [["forwards", forwards], ["tokens", tokens], ["tokens per forward", ratio.toFixed(2)], ["ms", ms ? ms.toFixed(ms < 100 ? 1 : 0) : "0"]];
     this.numbers.replaceChildren(...facts.map(([name, value]) => el("div", { "data-number": name }, el("dt", { text: name }), el("dd", { text: String(value) }))));
     this.bar.style.setProperty("--part", forwards / Math.max(1, forwards, tokens));
-    this.meaning.textContent = ratio > 1 ? `${ratio.toFixed(2)} times fewer forwards than one per token` : "not fewer forwards than one per token";
+    this.meaning.textContent = meaning(ratio);
   }
+}
+
+/** Tokens per forward in words. */
+function meaning(ratio) {
+  if (ratio > 1) return `${ratio.toFixed(2)} times fewer forwards than one per token`;
+  return ["no forward yet", "one forward per token"][ratio] ?? "more forwards than one per token";
 }
 
 /** A cell's history, in which forwards that did the same follow each other in one line. */

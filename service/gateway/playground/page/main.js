@@ -100,7 +100,7 @@ function prepare(plans) {
 }
 
 function show(told) {
-  byId("stage").hidden = false;
+  byId("stage").hidden = !lanes.length;
   document.body.classList.toggle("race", lanes.length > 1);
   byId("lanes").replaceChildren(...lanes.map((lane) => lane.root));
   byId("verdict").replaceChildren(...told);
@@ -113,7 +113,7 @@ async function run(count = 1, options = null) {
   if (running || !form || byId("run").disabled) return;
   if (form.invalid) return complain(form.invalid);
   const plans = form.state.plans.slice(0, count), race = count > 1;
-  const first = !lanes.length, restore = prepare(plans);
+  const restore = prepare(plans);
   trouble.clear();
   busy(new AbortController());
   if (!options && !isInView(byId("stage"))) byId("stage").scrollIntoView({ block: "start" });
@@ -122,7 +122,7 @@ async function run(count = 1, options = null) {
     for (const [number, plan] of plans.entries()) await record(lanes[number], { ...body(plan, race), ...options }, race);
     if (race) arrive(plans);
   } catch (error) {
-    if (!first && !lanes[0].tape.steps.length) restore();
+    if (!lanes[0].tape.steps.length) restore();
     if (options && error instanceof ApiError && error.status !== 401) trouble.hint("The service is busy.");
     else trouble.show(error, () => run(count));
   } finally {
