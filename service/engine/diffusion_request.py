@@ -55,8 +55,7 @@ class DiffusionRequest(DecodingRequest):
             refines, filtered = pace.mrp_steps > 0, request.sampling.draws_filtered
             if pace.is_fixed or not (refines and filtered):
                 self._lookahead = Lookahead(pace, self._rule, model, self.blocks, self.drafts)
-                verifies = not (refines or request.mode.drafts_decide or model.sub_block_size)
-                self.drafts.by_device = pace.is_fixed and verifies
+                self.drafts.by_device = pace.is_fixed and not (refines or request.mode.drafts_decide)
                 self.replays = refines and not filtered
         self.replays |= self._drafts_ahead is not None
 
