@@ -170,6 +170,9 @@ def test_the_device_verifies_its_drafts_before_the_host_reads_them(device, count
     assert sum(part.drafts_accepted for part in stats) > count
     assert sum(num_forwards) <= 41 * count - sum(part.drafts_accepted for part in stats) / 2
     assert sum(part.forwards.mrp for part in stats) == 0
+    limited = [part for request, part in zip(requests, stats, strict=True) if request.mode.max_drafts == 2]
+    assert all(part.drafts_proposed <= 2 * part.forwards.verify for part in limited)
+    assert len(limited) == count // 6
 
 
 @pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))
