@@ -175,6 +175,18 @@ def test_the_device_verifies_its_drafts_before_the_host_reads_them(device, count
     assert len(limited) == count // 6
 
 
+def test_the_host_makes_drafts_that_decide(device, monkeypatch):
+    """The device would accept other drafts than a margin does."""
+    use_plan(monkeypatch, DRAFTS)
+    requests, engine = requests_of([(Speculative("auto", margin=0.3), SAMPLED)], 2), engine_on_device(FREE_ROWS)
+    followed = list[bool]()
+    begin_hook(engine, lambda rows, *, ahead: followed.extend([row.drafts_follow for row in rows]))
+    stats = [events[-1].stats for events in events_of(engine, requests).values()]
+    assert sum(part.drafts_proposed for part in stats) > 0
+    assert followed
+    assert not any(followed)
+
+
 @pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))
 def test_other_plans_may_begin_and_end_between_drafts_of_the_device(device, seed, monkeypatch):
     use_any_plans(monkeypatch, seed)
