@@ -23,6 +23,7 @@ from tests.replicas import local_generator
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESEARCH = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 CONSTRAINTS = (ROOT / "docs" / "constraints.md").read_text(encoding="utf-8")
 PLAYGROUND = (ROOT / "docs" / "playground.md").read_text(encoding="utf-8")
@@ -136,11 +137,34 @@ async def test_the_scores_are_those_of_the_page(http: httpx.AsyncClient) -> None
         assert position["scores"] == pytest.approx(expected["scores"], abs=1e-4)
 
 
-def test_the_librarys_example_prints_what_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:
-    section = QUICKSTART.split("## As a library\n", 1)[1]
-    example, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
+def examples(text: str) -> Iterator[tuple[str, str]]:
+    """Every example in Python that the text's next block shows the output of, and this output."""
+    yield from re.findall(r"```python\n((?:(?!```).)*?)```\n[^`]*```text\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize(("page", "number"), [(QUICKSTART, 1), (RESEARCH, 2)], ids=["quickstart", "research"])
+def test_the_librarys_examples_print_the_text_below_them(
+    page: str, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(list(examples(page))) == number
+    for example, printed in examples(page):
+        exec(example, {})
+        assert capsys.readouterr().out == printed
+
+
+def test_the_readmes_library_gives_the_answer_of_its_curl(capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "TextModel" in code]
+    [written] = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
     exec(example, {})
-    assert capsys.readouterr().out == printed
+    assert capsys.readouterr().out.strip() == json.loads(written)["text"]
+
+
+def test_the_readmes_first_command_comes_early() -> None:
+    """A reader stays for a reason and a command. Numbers live in docs/performance.md."""
+    before = re.sub(r"!\[[^]]*\]\([^)]*\)|\]\([^)]*\)", " ", README.split("```", 1)[0])
+    assert len(before.split()) <= 150
+    assert len(re.findall(r"\d[\d.,]*", before)) <= 6
+    assert len(README.splitlines()) <= 130
 
 
 def test_every_mode_stands_in_the_readme_with_its_knobs() -> None:

@@ -33,11 +33,10 @@ _SEVERAL = 0.45
 _ONE = TopConfidence(1)
 #: the rule whose next position is certain
 _NEXT = LeftToRight(1)
-
-
-#: The best drafts for `by_rule`, by how many they are: the steps that lead to each, as bits. With one token a step the
-#: second step may come first. Measured on the demo and on simulated networks.
+#: the steps of the rule that lead to drafts of `by_rule`. A draft's number has a bit for each step that it takes
 NUM_STEPS = 3
+#: The best drafts of `by_rule`, by how many they are. With one token a step the second step may come first. Measured on
+#: the demo and on simulated networks.
 _BRANCHES = (), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 7), (1, 2, 3, 5, 7)
 _STRAIGHT = (), (1,), (1, 3), (1, 3, 7)
 
@@ -93,8 +92,8 @@ def numbers_by_rule(rule: Rule) -> tuple[tuple[int, ...], ...]:
 def by_rule(canvas: Canvas, prediction: Prediction, rule: Rule, numbers: Iterable[int]) -> Drafts:
     """The states after some of the next steps that the rule takes by `prediction`, which is of the state before.
 
-    So the device can make them, too (`engine/forward/row_states.py`). `numbers`: the steps of each, as bits. None of
-    the states ends the answer.
+    The device makes the same ones (`engine/forward/row_states.py`). `numbers`: the numbers of the drafts. No state
+    ends the answer.
     """
     steps, state = list[tuple[Pick, ...]](), canvas.block
     for _ in range(NUM_STEPS):

@@ -55,8 +55,7 @@ class DiffusionRequest(DecodingRequest):
             refines, filtered = pace.mrp_steps > 0, request.sampling.draws_filtered
             if pace.is_fixed or not (refines and filtered):
                 self._lookahead = Lookahead(pace, self._rule, model, self.blocks, self.drafts)
-                verifies = not (refines or request.mode.drafts_decide or model.sub_block_size)
-                self.drafts.by_device = pace.is_fixed and verifies
+                self.drafts.by_device = pace.is_fixed and not (refines or request.mode.drafts_decide)
                 self.replays = refines and not filtered
         self.replays |= self._drafts_ahead is not None
 
@@ -190,15 +189,15 @@ class DiffusionRequest(DecodingRequest):
                 return
             row, read = rows[-1], read[-1:]
         query, steps, num_steps = self._query, self._canvas.steps, len(self._canvas.steps)
-        if not row.on_device or not isinstance(query, Evaluate):
-            self._send(tuple(read))
-        else:
-            last = 1 + row.num_drafts
-            by_number = {of.draft: result for of, result in zip(rows[first:][:last], read[:last], strict=True)}
-            of_states = zip((0, *query.device_numbers), query.states, strict=True)
-            self._send(tuple([of_state(by_number[number], state) for number, state in of_states]))
-            if query.device_numbers:
-                self.drafts.count_passed(query.device_numbers, steps[num_steps])
+        numbers = query.device_numbers if isinstance(query, Evaluate) else ()
+        if row.on_device and isinstance(query, Evaluate):
+            by_number = {drafted.draft: result for drafted, result in zip(rows[first:], read, strict=True)
+                         if drafted.index == row.index}  # fmt: skip
+            of_states = zip((0, *numbers), query.states, strict=True)
+            read = [of_state(by_number[number], state) for number, state in of_states]
+        self._send(tuple(read))
+        if numbers:
+            self.drafts.count_passed(numbers, steps[num_steps])
         self._settle(self._lookahead)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:

@@ -138,6 +138,7 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
         assert list(done.token_ids) == entry["token_ids"]
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, ALL_NAMES))
 def test_again_from_the_prefix_cache(name: str) -> None:
     engine = Engine(golden(name), EngineConfig(kv_cache_tokens=8192))

@@ -5,6 +5,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block
 from service.decode.modes import Speculative
@@ -53,6 +54,15 @@ def test_with_mrp_it_may_be_shared_once_mrp_has_read_it() -> None:
     assert not blocks.written
     assert begin(blocks, [*blocks.for_mrp]) == 1
     assert (blocks.for_mrp, list(blocks.written)) == ([], [TOKENS[0]])
+
+
+def test_mrp_reads_a_block_behind_which_the_device_drafted_and_drafts_nothing() -> None:
+    blocks, perhaps = stored_blocks(uses_mrp=True), replace(row(0, writes_kv=True), drafts_follow=True, num_drafts=2)
+    begin(blocks, [perhaps, row(1)])
+    blocks.expect(0)
+    blocks.add(Block(TOKENS[0]), 0)
+    blocks.settle(perhaps, ANCHOR, complete=True)
+    assert [(read.drafts_follow, read.num_drafts) for read in blocks.for_mrp] == [(False, 0)]
 
 
 def test_a_block_that_the_device_has_finished_waits_for_its_tokens() -> None:

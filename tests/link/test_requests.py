@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -224,13 +225,15 @@ async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
 async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_client, "HEARTBEAT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(link_server, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(link_server, "HEARTBEAT_S", 0.01)
     ingress = await service.ingress()
+    heartbeats = Mock(wraps=ingress.links["a"]._heartbeats)
+    monkeypatch.setattr(ingress.links["a"], "_heartbeats", heartbeats)
     call = asyncio.create_task(ingress.complete(replica_request("wait")))
-    await asyncio.sleep(0.8)
-    assert not call.done()  # the replica sends heartbeats
+    await eventually(lambda: heartbeats.poll.call_count >= 2 and heartbeats.observe.call_count >= 3)
+    assert not call.done()
     monkeypatch.setattr(link_server, "HEARTBEAT_S", 1000.0)
+    monkeypatch.setattr(link_client, "HEARTBEAT_TIMEOUT_S", 0.5)
     with pytest.raises(ReplicaLost):
         await call
     assert ingress.links["a"].lost

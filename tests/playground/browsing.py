@@ -89,9 +89,14 @@ class PlaygroundPage:
         plan = self.tab.locator(".plan").nth(lane)
         plan.get_by_label("Mode", exact=True).check(force=True)
         plan.locator("select").first.select_option(mode)
+        self.open_more()
         for name, value in knobs.items():
             plan.get_by_label(name, exact=True).fill(str(value))
             plan.get_by_label(name, exact=True).blur()
+
+    def open_more(self):
+        """Opens all that is behind "More"."""
+        self.tab.locator("details").evaluate_all("all => all.forEach(details => { details.open = true; })")
 
     def choose_quality(self, quality=None, lane=0):
         plan = self.tab.locator(".plan").nth(lane)
@@ -99,15 +104,19 @@ class PlaygroundPage:
         if quality:
             plan.locator(".choice label", has=self.tab.get_by_text(quality, exact=True)).click()
 
-    def run(self, lanes=1):
-        self.tab.click("#run")
-        self.tab.locator(".status.good").nth(lanes - 1).wait_for()
+    def run(self, button="#run"):
+        self.tab.click(button)
         self.tab.wait_for_selector("#run:enabled")
+        self.tab.wait_for_selector(".status.good")
         self.seek(1_000_000)
+
+    def race(self):
+        self.run("#race")
 
     def run_to_error(self):
         self.tab.click("#run")
-        self.tab.wait_for_selector(".status.bad")
+        self.tab.wait_for_selector("#notice .error")
+        self.tab.wait_for_selector("#run:enabled")
         return self.tab.locator("#notice .error").inner_text()
 
     def wait(self, condition):

@@ -28,9 +28,8 @@ def main(folder):
         for scheme, name in (("light", "playground.png"), ("dark", "playground-dark.png")):
             context = chromium.new_context(viewport=SIZE, color_scheme=scheme, reduced_motion="reduce")
             page = PlaygroundPage(context.new_page(), url)
-            page.tab.check("#race")
             for _ in range(_RACES + 1):
-                page.run(lanes=2)
+                page.race()
             page.tab.check("#by-ms", force=True)
             _seek_drafts(page)
             page.tab.locator("[data-lane=A] .cell.accepted").first.hover()

@@ -55,7 +55,7 @@ def opened(folder, *links):
 
 
 def test_a_plan_of_a_link_keeps_only_its_modes_knobs_with_numbers_or_choices(tmp_path):
-    values = (CODE, None, True, [1], {"a": 1}, "auto")
+    values = (CODE, None, True, [1], {"a": 1}, "auto", 0, 5, 1.5)
     wrong = [link({"mode": "static", "knobs": {"tokens_per_step": value}}) for value in values]
     plan = {"mode": "static", "knobs": {"tokens_per_step": 2, **TAKEN}, "prompt": "another", "max_new_tokens": 9}
     right, *without = opened(tmp_path, link(plan), *wrong)

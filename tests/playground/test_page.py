@@ -33,6 +33,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "remask": {"threshold": 0.5},
     "edit": {"edit_threshold": 0.9},
 }
+EXAMPLES = (Example("once", text="once"),)
 
 
 def generated(url, **fields):
@@ -77,7 +78,7 @@ def test_a_run_shows_the_apis_text_numbers_and_every_moment_of_the_trace(page, u
         forwards = answer["stats"]["forwards"]
         assert page.answer() == page.flow() == answer["text"], mode
         assert page.number("forwards") == str(forwards["denoise"] + forwards["verify"]), mode
-        assert page.number("tokens a forward") == rounded(answer["stats"]["tokens_per_forward"]), mode
+        assert page.number("tokens per forward") == rounded(answer["stats"]["tokens_per_forward"]), mode
         pictures = list(picture_moments(answer, block_size))
         assert page.tab.get_attribute("#slider", "max") == str(len(pictures) - 1), mode
         for number, (moment, (denoised, blocks)) in enumerate(zip(page.moments(len(pictures)), pictures, strict=True)):
@@ -93,12 +94,12 @@ def test_examples_knobs_and_limits_are_the_servers(page, url):
     model = served_model(url)
     plan = page.tab.locator(".plan").first
     assert plan.locator("select").first.locator("option").all_inner_texts() == model["modes"]
+    page.open_more()
     for mode in model["modes"]:
         plan.locator("select").first.select_option(mode)
         assert plan.locator(".knob label").all_inner_texts() == list(model["mode_info"][mode]["knobs"])
     plan.locator("select").first.select_option("static")
-    field = plan.get_by_label("tokens_per_step")
-    assert (field.get_attribute("min"), field.get_attribute("max")) == ("1", str(model["block_size"]))
+    assert plan.get_by_label("tokens_per_step").get_attribute("title") == f"from 1 to {model['block_size']}; default: 1"
     assert page.tab.get_attribute("#tokens", "max") == str(model["max_model_len"])
     chips = page.tab.locator("#examples button")
     assert chips.all_inner_texts() == [example["title"] for example in model["examples"]]
@@ -128,11 +129,16 @@ def test_a_cell_tells_its_token_its_confidence_and_its_proposer(page):
 
 def test_a_race_tells_whether_the_outputs_are_identical(page, url):
     page.fill(PROMPT)
-    page.tab.check("#race")
     page.choose("speculative", {"mrp_steps": 4}, 0)
     page.choose("static", {}, 1)
-    page.run(lanes=2)
+    page.race()
     assert page.tab.locator(".same").inner_text() == "Identical output"
+    assert '"mode": "speculative"' in page.tab.locator("#code").inner_text()
+    last = page.tab.locator(".cell:not(.beyond)").last
+    assert last.inner_text() == "<|end|>"
+    assert last.locator(".text").evaluate(
+        "text => text.scrollWidth <= text.clientWidth && text.scrollHeight <= text.clientHeight"
+    )
     static = generated(url, mode="static")
     assert page.answer("A") == page.answer("B") == static["text"]
     table = page.tab.locator("table").inner_text()
@@ -141,7 +147,7 @@ def test_a_race_tells_whether_the_outputs_are_identical(page, url):
         assert str(stats["forwards"]["denoise"] + stats["forwards"]["verify"]) in table
     assert "ms to the first block" in table
     page.choose("dynamic", {"threshold": 0.1}, 0)
-    page.run(lanes=2)
+    page.race()
     ids = generated(url, mode="dynamic", threshold=0.1)["token_ids"], static["token_ids"]
     index = next(number for number, pair in enumerate(zip(*ids, strict=False)) if pair[0] != pair[1])
     assert page.tab.locator(".same").inner_text() == f"Outputs differ from token {index + 1} on"
@@ -150,17 +156,92 @@ def test_a_race_tells_whether_the_outputs_are_identical(page, url):
 def test_a_point_of_the_frontier_is_picked_and_marked(page, url):
     quality, entries = served_model(url)["quality"], page.tab.locator(".entry")
     best = sorted(quality["frontier"], key=itemgetter("tokens_per_forward"))
-    assert entries.count() == len(best) > 1
-    for number, row in enumerate(best):
+    lossless, accuracies = entries.first, entries.filter(has_text="accuracy")
+    lossless.click()
+    assert lossless.get_attribute("aria-pressed") == "true"
+    assert "the same text as static" in lossless.inner_text()
+    assert entries.count() - 1 == accuracies.count() == len(best) > 1
+    for number, row in enumerate(best, 1):
         entries.nth(number).click()
         assert page.tab.locator(".plan select").first.input_value() == row["plan"]["mode"]
         assert entries.nth(number).get_attribute("aria-pressed") == "true"
         assert page.tab.locator(".point.chosen").count() == page.tab.locator("[aria-pressed=true].entry").count() == 1
     page.tab.locator(".point").first.click()
-    assert entries.first.get_attribute("aria-pressed") == "true"
+    assert entries.nth(1).get_attribute("aria-pressed") == "true"
     page.run()
     plan = best[0]["plan"]
     assert page.answer() == generated(url, mode=plan["mode"], **plan["knobs"])["text"]
+
+
+# --- the opening -----------------------------------------------------------------------------------
+
+
+def test_the_page_opens_with_a_race_that_lets_other_requests_go_first(open_page, url):
+    for size in ({"width": 1440, "height": 900}, {"width": 390, "height": 844}):
+        page = open_page(viewport=size, reduced_motion="reduce")
+        assert page.answer("A") == page.answer("B") == generated(url, mode="static")["text"]
+        assert page.tab.locator(".same").inner_text() == "Identical output"
+        assert "1.6 million parameters" in page.tab.locator("#intro").inner_text()
+        assert page.tab.url == url
+        run, race, lane = (page.tab.locator(name).bounding_box() for name in ("#run", "#race", "[data-lane=A]"))
+        assert run["y"] == race["y"] < lane["y"] + 300 < size["height"]
+    bodies = []
+    page.tab.on("request", lambda request: request.method == "POST" and bodies.append(json.loads(request.post_data)))
+    page.open(url)
+    assert [(body["mode"], body["priority"], body["timeout_s"]) for body in bodies] == [
+        ("speculative", 9, 10),
+        ("static", 9, 10),
+    ]
+
+
+def test_a_link_and_a_busy_service_wait_for_a_click(page, open_page, serve, url):
+    page.fill(PROMPT)
+    page.wait(lambda: "#" in page.tab.url)
+    page.open(page.tab.url)
+    assert page.tab.locator("#notice").inner_text() == "The prompt comes from the link. Press Run or Race."
+    assert page.tab.is_hidden("#stage")
+    backend = Scripted(QueueFull("the queue is full", retry_after=3.0), serves=replace(CARD, examples=EXAMPLES))
+    page = open_page(serve(backend, max_failovers=0))
+    page.expected = ("429",)
+    assert page.tab.locator("#notice").inner_text() == "The service is busy. Press Run or Race."
+    assert page.tab.is_hidden("#demo")
+    assert page.tab.is_hidden("#stage")
+    assert "the queue is full" in page.run_to_error()
+    page.tab.route("**/health", lambda route: route.fulfill(json={"status": "ok", "replicas_ready": 0}))
+    page.open(page.url)
+    assert page.tab.locator("#notice").inner_text() == "The service is busy. Press Run or Race."
+
+
+def test_a_slow_line_shows_that_the_page_loads(new_tab, url):
+    tab, routes = new_tab(), []
+
+    def hold(route):
+        routes.append(route)
+
+    tab.route("**/v1/models", hold)
+    tab.goto(url)
+    assert "Loading" in tab.locator("#notice").inner_text()
+    assert not any(map(tab.is_visible, ("#form", "#stage", "#points", "#code")))
+    tab.wait_for_timeout(100)
+    routes[0].continue_()
+    tab.wait_for_selector("#run:enabled")
+    assert tab.locator("#notice").inner_text() == ""
+    tab.close()
+
+
+def test_an_invalid_knob_stays_out_of_the_address_and_is_named_where_it_is(page):
+    page.choose("speculative", {"max_drafts": 3})
+    page.wait(lambda: "max_drafts" in page.tab.url)
+    page.choose("speculative", {"max_drafts": 99})
+    page.tab.locator("details").evaluate_all("all => all.forEach(details => { details.open = false; })")
+    title = page.tab.locator("[data-lane=A] .title").inner_text()
+    page.tab.click("#run")
+    field = page.tab.get_by_label("max_drafts").first
+    assert field.is_visible()
+    assert field.evaluate("field => field.validationMessage") == "from 1 to 8; default: not set"
+    page.tab.wait_for_timeout(400)
+    assert "99" not in page.tab.url
+    assert page.tab.locator("[data-lane=A] .title").inner_text() == title
 
 
 # --- streams that stop, and errors -----------------------------------------------------------------
@@ -227,11 +308,16 @@ def test_errors_are_shown_as_the_api_words_them(open_page, serve):
 def test_a_lost_connection_is_named_and_another_run_works(page, url):
     page.expected = ("Failed to load", "net::ERR")
     page.fill(PROMPT)
+    answers = page.answer("A"), page.answer("B")
     page.context.set_offline(True)
     assert "The connection was lost." in page.run_to_error()
+    assert answers == (page.answer("A"), page.answer("B"))
+    assert page.tab.locator(".status.good").count() == 2
+    assert page.tab.locator(".same").inner_text() == "Identical output"
     page.context.set_offline(False)
     page.tab.get_by_text("Try again").click()
-    page.tab.wait_for_selector(".status.good")
+    page.wait(lambda: page.tab.locator(".status.good").count() == 1)
+    page.tab.wait_for_selector("#run:enabled")
     assert page.seek(1_000_000)["answer"] == generated(url, mode="speculative", mrp_steps=4)["text"]
 
 
@@ -244,16 +330,15 @@ def test_a_link_restores_the_form(page):
         return [*values, page.tab.locator("#code").inner_text()]
 
     page.fill("Ann has 8 pens, loses 5 & gets 4 <b>#?", "plain")
-    page.tab.check("#race")
     page.choose("remask", {"threshold": 0.4}, 0)
     page.choose_quality("fast", lane=1)
+    page.open_more()
     page.tab.fill("#seed", "12345678901")
     page.tab.click("#link")
     link, before = page.tab.evaluate("navigator.clipboard.readText()"), form()
     page.open(link)
     assert form() == before
     assert page.tab.is_checked("#kind-plain")
-    assert page.tab.is_checked("#race")
     assert page.tab.locator(".plan").nth(0).get_by_label("threshold", exact=True).input_value() == "0.4"
     assert page.tab.locator(".choice input:checked").input_value() == "fast"
 
@@ -283,8 +368,11 @@ def test_a_key_is_requested_and_stays_in_the_tab(open_page, serve, demo):
     assert page.tab.is_hidden("#key-form")
     page.run()
     assert page.answer()
+    page.tab.evaluate("history.replaceState(null, '', location.pathname)")
     page.tab.reload()
     page.tab.wait_for_selector("#run:enabled")
+    assert page.tab.locator("#notice").inner_text() == "Each request counts for your API key. Press Run or Race."
+    assert page.tab.is_hidden("#stage")
     assert "secret" not in page.tab.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
     for way in ("curl", "Python", "OpenAI client"):
         page.tab.click(f"[data-way='{way}']")
@@ -316,6 +404,7 @@ def test_a_copied_snippet_works_as_it_is(page, plan, ways):
     page.choose("dynamic", {"threshold": 0.5})
     if plan == "quality":
         page.choose_quality()
+    page.open_more()
     page.tab.fill("#tokens", "30")
     page.run()
     for way in ways:
@@ -410,8 +499,7 @@ def test_without_less_motion_the_answer_plays_and_stops_at_its_end(open_page):
 def test_a_race_fits_any_width_and_axe_finds_no_serious_fault_in_it(open_page):
     """The race has all that a single run has, and two lanes, a verdict and a table besides."""
     page = open_page(bypass_csp=True)  # axe itself writes markup, which the page's policy refuses
-    page.tab.check("#race")
-    page.run(lanes=2)
+    page.race()
     for width in (320, 390, 768, 1360):
         page.tab.set_viewport_size({"width": width, "height": 800})
         assert page.tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -170,6 +170,21 @@ def test_the_device_verifies_its_drafts_before_the_host_reads_them(device, count
     assert sum(part.drafts_accepted for part in stats) > count
     assert sum(num_forwards) <= 41 * count - sum(part.drafts_accepted for part in stats) / 2
     assert sum(part.forwards.mrp for part in stats) == 0
+    limited = [part for request, part in zip(requests, stats, strict=True) if request.mode.max_drafts == 2]
+    assert all(part.drafts_proposed <= 2 * part.forwards.verify for part in limited)
+    assert len(limited) == count // 6
+
+
+def test_the_host_makes_drafts_that_decide(device, monkeypatch):
+    """The device would accept other drafts than a margin does."""
+    use_plan(monkeypatch, DRAFTS)
+    requests, engine = requests_of([(Speculative("auto", margin=0.3), SAMPLED)], 2), engine_on_device(FREE_ROWS)
+    followed = list[bool]()
+    begin_hook(engine, lambda rows, *, ahead: followed.extend([row.drafts_follow for row in rows]))
+    stats = [events[-1].stats for events in events_of(engine, requests).values()]
+    assert sum(part.drafts_proposed for part in stats) > 0
+    assert followed
+    assert not any(followed)
 
 
 @pytest.mark.parametrize("seed", fast_only((0).__eq__, range(4)))

@@ -260,8 +260,8 @@ def reveal_picks(
     row_table,  # [R, 16] int32: the number of replays before, the number of those that reveal, temperature's bits and
     #             flags (not in a replay: the row's first index in `order`, and the number of its positions there), two
     #             words of the seed, the block's start, the rule as of `_rule_picks`, two words of its `sure`, the
-    #             line, and: -1 for a draft, 0, or if drafts follow 1 + 2 * the number of its drafts, which are the next
-    #             rows, + 16 * the distance to the next block's row (0: there is none)
+    #             line, and the drafts. These are -1 for a draft itself, and 0 if no drafts follow. Else they are
+    #             1 + 2 * the count of drafts, which are the next rows, + 16 * the distance to the next block's row or 0
     values,  # [K, R, L, 4] float32, in a replay: the numbers in `drawn` of a row's masked positions, one after another
     MASK_TOKEN,
     L: tl.constexpr,

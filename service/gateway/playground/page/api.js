@@ -25,6 +25,11 @@ export async function served() {
   return (await answer.json()).data[0];
 }
 
+/** Whether a replica is ready, so that a request starts none: GET /health. */
+export async function ready() {
+  return ask("health", {}).then((answer) => answer.json(), () => ({})).then((health) => health.replicas_ready > 0);
+}
+
 /** Names and colours of the states of a cell. */
 export async function states() {
   return (await ask("playground/states.json", {})).json();

@@ -19,20 +19,24 @@ export class Form {
     for (const id of ["prompt", "seed", "temperature", "tokens"]) byId(id).addEventListener("input", onchange);
     for (const input of document.getElementsByName("kind")) input.addEventListener("change", onchange);
     byId("draw").addEventListener("click", () => this.#draw());
-    byId("race").addEventListener("change", () => this.#race());
   }
 
-  /** What stands in the form; a race has two plans. */
+  /** What stands in the form. `plans`: those of answers A and B. */
   get state() {
     const kind = [...document.getElementsByName("kind")].find((input) => input.checked).value;
     const [seed, temperature, tokens] = ["seed", "temperature", "tokens"].map((id) => byId(id).value);
-    const plans = this.plans.slice(0, byId("race").checked ? 2 : 1).map((picker) => picker.value);
+    const plans = this.plans.map((picker) => picker.value);
     return { kind, prompt: this.prompt.value, seed, temperature, tokens, plans };
   }
 
-  /** Takes a plan from elsewhere: the only plan, or in a race the second one. */
+  /** The first field with a value that the server would refuse, null if there is none. */
+  get invalid() {
+    return byId("form").querySelector("input:invalid, textarea:invalid");
+  }
+
+  /** Takes a plan from elsewhere, for answer A. */
   take(plan) {
-    this.plans[byId("race").checked ? 1 : 0].set(plan);
+    this.plans[0].set(plan);
     this.onchange();
   }
 
@@ -45,7 +49,7 @@ export class Form {
   }
 
   #picker(plan, number) {
-    const picker = new PlanPicker(this.model, number ? "Plan B" : "Plan A", plan, this.onchange);
+    const picker = new PlanPicker(this.model, "AB"[number], plan, this.onchange);
     byId("plans").append(picker.root);
     return picker;
   }
@@ -55,20 +59,11 @@ export class Form {
     byId("seed").value = state.seed;
     byId("temperature").value = state.temperature;
     byId("tokens").value = state.tokens;
-    byId("race").checked = state.race;
     this.#kind(state.kind);
-    this.#race();
   }
 
   #kind(kind) {
     for (const input of document.getElementsByName("kind")) input.checked = input.value === kind;
-  }
-
-  #race() {
-    const race = byId("race").checked;
-    this.plans[1].root.hidden = !race;
-    document.body.classList.toggle("race", race);
-    this.onchange();
   }
 
   #draw() {
@@ -90,29 +85,25 @@ export class Form {
   }
 }
 
-/** The form at first: the card's first example and the first plan, without a race. */
+/** The form at first: the card's first example and the first plan. */
 export function initial(model) {
   const [first] = prompts(model);
   const plan = firstPlan(model);
   const tokens = Math.min(TOKENS, Math.floor(model.max_model_len / 2));
-  return { kind: first?.kind ?? (model.chat_template ? "chat" : "plain"), prompt: first?.prompt ?? "", seed: "17", temperature: "0", tokens: String(tokens), plans: [plan], race: false };
+  return { kind: first?.kind ?? (model.chat_template ? "chat" : "plain"), prompt: first?.prompt ?? "", seed: "17", temperature: "0", tokens: String(tokens), plans: [plan] };
 }
 
-/** The default mode: by the calibration's lossless plan for one request, else with the steps that MRP was trained for. */
+/** The default mode with drafts in every forward. `auto` drafts by the load, so a race may have no drafts to show. */
 function firstPlan(model) {
   const mode = model.default_mode;
-  const [lone] = model.quality.measured ? model.quality.presets.lossless : [];
-  if (lone?.mode === mode) return { mode, knobs: lone.knobs };
-  const steps = model.mode_info[mode].knobs.mrp_steps && model.mrp?.default_steps;
-  return { mode, knobs: steps ? { mrp_steps: steps } : {} };
+  return { mode, knobs: model.mode_info[mode].knobs.mrp_steps ? { mrp_steps: model.mrp ? 2 : 0 } : {} };
 }
 
-/** Fills up what a link leaves out, and adds the second plan that the form has ready. */
+/** Fills up what a link leaves out, the plan of answer B among it. */
 export function completed(state, model) {
-  const whole = { ...state, race: state.race ?? state.plans.length > 1 };
   const plans = state.plans.length ? [...state.plans] : initial(model).plans;
   if (plans.length < 2) plans.push({ mode: model.modes.find((mode) => mode !== plans[0].mode) ?? model.modes[0], knobs: {} });
-  return { ...whole, plans, kind: model.chat_template ? state.kind : "plain" };
+  return { ...state, plans, kind: model.chat_template ? state.kind : "plain" };
 }
 
 /** The card's examples that are one message or one text. */

@@ -1,4 +1,4 @@
-// The calibration's frontier: accuracy against tokens a forward, a point for each plan. A plan can be picked.
+// The calibration's frontier: accuracy against tokens per forward, a point for each plan. A plan can be picked.
 
 import { el, svg } from "./dom.js";
 import { named, same } from "./plan.js";
@@ -10,25 +10,24 @@ export class Frontier {
   constructor(root, model, pick) {
     Object.assign(this, { root, model, pick });
     this.rows = [...model.quality.frontier].sort((one, other) => one.tokens_per_forward - other.tokens_per_forward);
+    this.lossless = model.quality.presets.lossless.filter((plan) => !this.rows.some((row) => same(row.plan, plan, model)));
   }
 
-  /** Draws it with the chosen plans marked. */
-  draw(plans) {
+  /** Draws it with the chosen plan marked. */
+  draw(plan) {
     const { measured, missing } = this.model.quality;
     if (!this.rows.length) return this.root.replaceChildren(el("p", { class: "summary", text: missing ?? "The calibration has no frontier." }));
     const counts = this.rows.map((row) => row.tokens_per_forward);
     this.least = Math.min(1, ...counts);
     this.most = Math.max(1.5, ...counts) + 0.1;
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "frontier", role: "img", "aria-label": "Accuracy against tokens a forward; the list beside it has the same plans" },
-      this.#axes(), this.#line(), this.rows.map((row, number) => this.#point(row, number, this.#chosen(row, plans))));
+    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "frontier", role: "img", "aria-label": "Accuracy against tokens per forward; the list beside it has the same plans" },
+      this.#axes(), this.#line(), this.rows.map((row, number) => this.#point(row, number, same(plan, row.plan, this.model))));
     this.root.replaceChildren(
-      el("div", { class: "measured" }, picture, el("ol", {}, this.rows.map((row, number) => this.#entry(row, number, this.#chosen(row, plans))))),
-      el("p", { class: "summary", text: `Measured ${measured.at} on ${measured.prompts} prompts (${measured.scorer}), ${measured.dtype}. The engine runs the fastest plan of a quality by its own clock. Choose a point to try its plan.` }),
+      el("div", { class: "measured" }, picture, el("ol", {},
+        this.lossless.map((row) => this.#entry(row, "=", plan, row, "the same text as static")),
+        this.rows.map((row, number) => this.#entry(row.plan, number + 1, plan, row, `accuracy ${(row.accuracy * 100).toFixed(1)} %`)))),
+      el("p", { class: "summary", text: `Measured ${measured.at} on ${measured.prompts} prompts (${measured.scorer}), ${measured.dtype}. The engine runs the fastest mode of a quality by its own clock. Choose a mode, then Run or Race.` }),
     );
-  }
-
-  #chosen(row, plans) {
-    return plans.some((plan) => same(plan, row.plan, this.model));
   }
 
   #x(count) {
@@ -47,7 +46,7 @@ export class Frontier {
         svg("text", { x: LEFT - 8, y: this.#y(level) + 4, class: "tick end", text: `${level * 100} %` }),
       ]),
       ...counts.map((count) => svg("text", { x: this.#x(count), y: HEIGHT - LOW + 18, class: "tick middle", text: count.toLocaleString("en") })),
-      svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, class: "tick middle", text: "tokens a forward" }),
+      svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, class: "tick middle", text: "tokens per forward" }),
       svg("text", { x: 2, y: 10, class: "tick", text: "accuracy" }),
     ];
   }
@@ -61,22 +60,23 @@ export class Frontier {
     const [x, y] = [this.#x(row.tokens_per_forward), this.#y(row.accuracy)];
     return svg("g", { class: `point${chosen ? " chosen" : ""}`, onclick: () => this.pick(row.plan) },
       svg("title", { text: named(row.plan) }),
-      this.#presets(row).length ? svg("circle", { cx: x, cy: y, r: 14, class: "ring" }) : null,
+      this.#presets(row.plan).length ? svg("circle", { cx: x, cy: y, r: 14, class: "ring" }) : null,
       svg("circle", { cx: x, cy: y, r: 10, class: "dot" }),
       svg("text", { x, y: y + 4, class: "number", text: String(number + 1) }));
   }
 
-  #entry(row, number, chosen) {
-    return el("li", {}, el("button", { type: "button", class: "entry", "aria-pressed": String(chosen), onclick: () => this.pick(row.plan) },
-      el("span", { class: "number", text: String(number + 1) }),
-      el("span", {}, el("b", { text: named(row.plan) }), this.#presets(row).map((name) => el("em", { text: name })),
-        el("small", { text: `accuracy ${(row.accuracy * 100).toFixed(1)} %, ${row.tokens_per_forward.toFixed(2)} tokens a forward` }))));
+  #entry(plan, sign, chosen, row, accuracy) {
+    const pressed = String(same(plan, chosen, this.model));
+    return el("li", {}, el("button", { type: "button", class: "entry", "aria-pressed": pressed, onclick: () => this.pick(plan) },
+      el("span", { class: "number", text: String(sign) }),
+      el("span", {}, el("b", { text: named(plan) }), this.#presets(plan).map((name) => el("em", { text: name })),
+        el("small", { text: `${accuracy}, ${row.tokens_per_forward.toFixed(2)} tokens per forward` }))));
   }
 
   /** The names of the presets that have this plan. */
-  #presets(row) {
+  #presets(wanted) {
     return Object.entries(this.model.quality.presets)
-      .filter(([, plans]) => plans.some((plan) => same(plan, row.plan, this.model)))
+      .filter(([, plans]) => plans.some((plan) => same(plan, wanted, this.model)))
       .map(([name]) => name);
   }
 }

@@ -12,7 +12,8 @@ export class Lane {
     this.title = el("h2", { class: "title" });
     this.status = el("span", { class: "status" });
     this.numbers = el("dl", { class: "numbers" });
-    this.bars = el("div", { class: "bars", "aria-hidden": "true" });
+    this.bar = el("div", { class: "bar", "aria-hidden": "true" });
+    this.meaning = el("p", { class: "summary" });
     this.flow = el("p", { class: "flow", "aria-hidden": "true" });
     this.plain = el("p", { class: "sr-only", "data-answer": letter || "A" });
     this.cells = el("div", { class: "cells", role: "group", "aria-label": "Cells of the block" });
@@ -21,10 +22,10 @@ export class Lane {
     this.chart = new Chart();
     this.root = el("article", { class: "lane", "data-lane": letter || "A" },
       el("header", {}, letter ? el("span", { class: "letter", text: letter }) : null, this.title, this.status),
-      this.numbers, this.bars,
+      this.numbers, this.bar, this.meaning,
       el("div", { class: "answer" }, this.flow, this.plain),
       el("div", { class: "block" }, this.where, this.cells, this.detail),
-      el("figure", {}, el("figcaption", {}, "Confidence of what each step revealed: ", el("b", { class: "least", text: "least" }), " and ", el("b", { class: "mean", text: "mean" }), ". Below, the tokens of each step."), this.chart.root));
+      el("figure", {}, el("figcaption", {}, "Confidence of what each step revealed: ", el("b", { class: "least", text: "lowest" }), " and ", el("b", { class: "mean", text: "mean" }), ". Below: the number of tokens."), this.chart.root));
     this.cells.addEventListener("keydown", (event) => this.#walk(event));
   }
 
@@ -38,8 +39,8 @@ export class Lane {
     this.title.textContent = name;
     this.flow.replaceChildren();
     this.cells.replaceChildren();
-    this.detail.replaceChildren(el("span", { class: "hint", text: "Point at a cell, or walk with the arrow keys, to see what happened there." }));
-    this.say("waits");
+    this.detail.replaceChildren(el("span", { class: "hint", text: "Point at a cell, or use the arrow keys, to see its history." }));
+    this.say("waiting");
     this.show(0);
   }
 
@@ -131,7 +132,9 @@ export class Lane {
   #draw(box, cell, position, beyond) {
     const state = beyond && cell.state !== "prompt" ? "beyond" : cell.state;
     box.className = `cell ${state}${cell.fresh && !beyond ? " fresh" : ""}${position === this.chosen ? " chosen" : ""}`;
-    box.firstChild.textContent = ["masked", "prompt", "beyond"].includes(state) ? "" : visible(cell.text);
+    const text = ["masked", "prompt", "beyond"].includes(state) ? "" : visible(cell.text);
+    box.firstChild.textContent = text;
+    box.classList.toggle("long", text.length > 6);
     box.setAttribute("aria-label", `Position ${position + 1}: ${this.#words(cell, beyond)}`);
     shade(box, cell);
   }
@@ -180,15 +183,17 @@ export class Lane {
     const tokens = all ? decoded(tape.result) : tape.fixed(moment);
     const ratio = forwards ? tokens / forwards : 0;
     const ms = all ? tape.result.stats.total_ms : moment.ms;
-    const facts = [["forwards", forwards], ["if one a token", tokens], ["tokens a forward", ratio.toFixed(2)], ["ms", ms ? ms.toFixed(ms < 100 ? 1 : 0) : "0"]];
+    const facts = [["forwards", forwards], ["tokens", tokens], ["tokens per forward", ratio.toFixed(2)], ["ms", ms ? ms.toFixed(ms < 100 ? 1 : 0) : "0"]];
     this.numbers.replaceChildren(...facts.map(([name, value]) => el("div", { "data-number": name }, el("dt", { text: name }), el("dd", { text: String(value) }))));
-    const most = Math.max(1, forwards, tokens);
-    this.bars.replaceChildren(...[["one", tokens], ["ours", forwards]].map(([name, value]) => {
-      const bar = el("span", { class: name });
-      bar.style.setProperty("--part", value / most);
-      return bar;
-    }));
+    this.bar.style.setProperty("--part", forwards / Math.max(1, forwards, tokens));
+    this.meaning.textContent = meaning(ratio);
   }
+}
+
+/** Tokens per forward in words. */
+function meaning(ratio) {
+  if (ratio > 1) return `${ratio.toFixed(2)} times fewer forwards than one per token`;
+  return ["no forward yet", "one forward per token"][ratio] ?? "more forwards than one per token";
 }
 
 /** A cell's history, in which forwards that did the same follow each other in one line. */

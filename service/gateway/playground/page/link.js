@@ -1,5 +1,7 @@
 // The form in the address, behind the #. Browsers do not send that part, so no log has the prompt.
 
+import { allowed } from "./plan.js";
+
 /** The address of this page with what stands in the form. */
 export function linkTo(form) {
   const plans = form.plans.map((plan) => JSON.stringify(plan));
@@ -34,5 +36,3 @@ function known(plan, model) {
   const knobs = Object.entries(plan.knobs ?? {}).filter(([name, value]) => Object.hasOwn(limits, name) && allowed(value, limits[name]));
   return { mode: plan.mode, knobs: Object.fromEntries(knobs) };
 }
-
-const allowed = (value, knob) => knob.choices.includes(value) || (knob.type !== "string" && Number.isFinite(value));

@@ -1,6 +1,6 @@
 // The page: asks what is served, runs what stands in the form, and draws what comes.
 
-import { Lost, generate, key, served, states } from "./api.js";
+import { ApiError, Lost, generate, key, ready, served, states } from "./api.js";
 import { WAYS } from "./copy.js";
 import { byId, el } from "./dom.js";
 import { Form, completed, initial } from "./form.js";
@@ -17,11 +17,12 @@ import { Trouble } from "./trouble.js";
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
 let model, names, form, frontier, addressed, way = "curl", running = null, lanes = [];
 const timeline = new Timeline(draw);
-const trouble = new Trouble(() => form && changed());
+const trouble = new Trouble(() => form && snippet());
 
 startTheme();
 boot();
 byId("form").addEventListener("submit", (event) => (event.preventDefault(), run()));
+byId("race").addEventListener("click", () => run(2));
 byId("stop").addEventListener("click", () => running?.abort());
 byId("link").addEventListener("click", () => copy(linkTo(form.state), byId("link")));
 byId("copy").addEventListener("click", () => copy(byId("code").textContent, byId("copy")));
@@ -38,12 +39,25 @@ async function boot() {
   trouble.clear();
   byId("model").replaceChildren(el("b", { text: model.id }), ` block ${model.block_size}${model.mrp ? ", MRP" : ""}`);
   colour();
-  form = new Form(model, completed(linked(model) ?? initial(model), model), () => form && changed());
+  const link = linked(model);
+  form = new Form(model, completed(link ?? initial(model), model), () => form && changed());
+  byId("demo").hidden = model.weights.model !== "demo";
   frontier = new Frontier(byId("points"), model, (plan) => form.take(plan));
-  byId("ways").replaceChildren(...Object.keys(WAYS).map((name) => el("button", { type: "button", "aria-pressed": "false", "data-way": name, onclick: () => ((way = name), changed()), text: name })));
-  prepare();
-  changed();
-  byId("run").disabled = false;
+  byId("ways").replaceChildren(...Object.keys(WAYS).map((name) => el("button", { type: "button", "aria-pressed": "false", "data-way": name, onclick: () => ((way = name), snippet()), text: name })));
+  snippet();
+  const why = await reason(link);
+  document.body.classList.remove("loading");
+  busy(null);
+  if (why) trouble.hint(why);
+  else run(2, { priority: 9, timeout_s: 10 });
+}
+
+/** Why the page waits for a click, empty if it may race by itself. A link's prompt is a stranger's; a key has limits. */
+async function reason(link) {
+  if (link) return "The prompt comes from the link.";
+  if (key.get()) return "Each request counts for your API key.";
+  if (!form.state.prompt) return "Write a prompt.";
+  return (await ready()) ? "" : "The service is busy.";
 }
 
 /** The colours of the states, for both themes, and the legend. */
@@ -52,53 +66,77 @@ function colour() {
   byId("legend").replaceChildren(...Object.entries(names).map(([state, { label }]) => el("li", { class: state, text: label })));
 }
 
-/** The form has changed: the link, the snippets and the marks of the frontier follow. */
+/** The form has changed: the address follows if the server would take the form. */
 function changed() {
-  const plans = form.state.plans;
-  frontier.draw(plans);
-  const about = { url: location.href.split(/[?#]/)[0], locked: Boolean(key.get()), model: model.id };
-  byId("code").textContent = WAYS[way](form.body(plans.at(-1)), about);
-  byId("of-plan").textContent = plans.length > 1 ? "of plan B" : "";
-  for (const button of byId("ways").children) button.setAttribute("aria-pressed", String(button.dataset.way === way));
+  snippet();
   clearTimeout(addressed);
-  addressed = setTimeout(() => history.replaceState(null, "", linkTo(form.state)), 300);
-  if (!running && lanes.length !== plans.length) prepare();
+  if (!form.invalid) addressed = setTimeout(() => history.replaceState(null, "", linkTo(form.state)), 300);
 }
 
-/** Empty lanes for the plans of the form. */
-function prepare() {
-  const { plans } = form.state;
+/** The request as code, and the mark of the frontier. */
+function snippet() {
+  const [plan] = form.state.plans;
+  frontier.draw(plan);
+  const about = { url: location.href.split(/[?#]/)[0], locked: Boolean(key.get()), model: model.id };
+  byId("code").textContent = WAYS[way](form.body(plan), about);
+  for (const button of byId("ways").children) button.setAttribute("aria-pressed", String(button.dataset.way === way));
+}
+
+/** Empty lanes for the plans. Returns what brings back the lanes before. */
+function prepare(plans) {
+  const before = lanes, told = [...byId("verdict").childNodes];
   lanes = plans.map((plan, number) => new Lane(names, plans.length > 1 ? "AB"[number] : ""));
   lanes.forEach((lane, number) => {
     lane.onjump = (moment) => timeline.jump(moment);
     lane.open(named(plans[number]), new Tape(model.block_size));
-    lane.say("");
   });
+  show([]);
+  return () => {
+    lanes = before;
+    show(told);
+    timeline.open(lanes.map((lane) => lane.tape), false);
+    timeline.seek(timeline.keys.length);
+  };
+}
+
+function show(told) {
+  byId("stage").hidden = !lanes.length;
+  document.body.classList.toggle("race", lanes.length > 1);
   byId("lanes").replaceChildren(...lanes.map((lane) => lane.root));
-  byId("verdict").replaceChildren();
-  timeline.open(lanes.map((lane) => lane.tape), false);
+  byId("verdict").replaceChildren(...told);
 }
 
 // --- running -------------------------------------------------------------------------------------
 
-async function run() {
-  if (running || !form) return;
-  const { plans } = form.state, race = plans.length > 1;
-  prepare();
+/** Runs the first plans of the form. `options`: fields for the race by which the page opens. */
+async function run(count = 1, options = null) {
+  if (running || !form || byId("run").disabled) return;
+  if (form.invalid) return complain(form.invalid);
+  const plans = form.state.plans.slice(0, count), race = count > 1;
+  const restore = prepare(plans);
   trouble.clear();
   busy(new AbortController());
-  if (!isInView(byId("stage"))) byId("stage").scrollIntoView({ block: "start" });
+  if (!options && !isInView(byId("stage"))) byId("stage").scrollIntoView({ block: "start" });
   timeline.open(lanes.map((lane) => lane.tape), race || following());
   try {
-    for (const [number, plan] of plans.entries()) await record(lanes[number], body(plan, race), race);
+    for (const [number, plan] of plans.entries()) await record(lanes[number], { ...body(plan, race), ...options }, race);
     if (race) arrive(plans);
   } catch (error) {
-    trouble.show(error, run);
+    if (!lanes[0].tape.steps.length) restore();
+    if (options && error instanceof ApiError && error.status !== 401) trouble.hint("The service is busy.");
+    else trouble.show(error, () => run(count));
   } finally {
     for (const lane of lanes) lane.tape.over = true;
     busy(null);
     timeline.grown();
   }
+}
+
+/** Shows the browser's words at a field, which may be behind "More". */
+function complain(field) {
+  const details = field.closest("details");
+  if (details) details.open = true;
+  field.reportValidity();
 }
 
 /** Whether the upper part of an element stands in the upper half of the window. */
@@ -114,13 +152,13 @@ function body(plan, race) {
 
 async function record(lane, body, race) {
   const { tape } = lane, { signal } = running;
-  lane.say("asks");
+  lane.say("waiting");
   try {
     for await (const { event, data } of generate(body, signal)) {
       if (event === "step") tape.step(data);
       else if (event === "block") tape.chunk(data);
       else if (event === "done") tape.done(data);
-      lane.say("decodes", "busy");
+      lane.say("decoding", "busy");
       soon();
       if (!race && !timeline.playing && !timeline.live && timeline.at === 0 && tape.moments.length) timeline.play();
     }
@@ -152,7 +190,7 @@ function announce(tape) {
 
 function busy(controller) {
   running = controller;
-  byId("run").disabled = Boolean(controller);
+  for (const id of ["run", "race"]) byId(id).disabled = Boolean(controller);
   byId("stop").disabled = !controller;
   byId("stage").setAttribute("aria-busy", String(Boolean(controller)));
 }

@@ -26,6 +26,13 @@ export function same(one, other, model) {
   return written(one) === written(other);
 }
 
+/** Whether a knob may have a value. */
+export function allowed(value, { type, choices, minimum, exclusive_minimum, maximum }) {
+  if (choices.includes(value)) return true;
+  if (!Number.isFinite(value) || type === "string" || (type === "integer" && !Number.isInteger(value))) return false;
+  return value >= (minimum ?? -Infinity) && value > (exclusive_minimum ?? -Infinity) && value <= (maximum ?? Infinity);
+}
+
 /** The fields of one plan. `onchange` is called when the user changes it. */
 export class PlanPicker {
   constructor(model, legend, plan, onchange) {
@@ -38,8 +45,9 @@ export class PlanPicker {
       model.modes.map((mode) => el("option", { value: mode, text: mode })));
     this.summary = el("p", { class: "summary" });
     this.knobs = el("div", { class: "knobs" });
-    this.byMode = el("div", {}, el("label", { for: modeId, class: "sr-only", text: `${legend}: mode` }), this.mode, this.summary, this.knobs);
-    this.root = el("fieldset", { class: "plan" }, el("legend", { text: legend }),
+    this.byMode = el("div", {}, el("label", { for: modeId, class: "sr-only", text: `${legend}: mode` }), this.mode, this.summary,
+      el("details", {}, el("summary", { text: `More for ${legend}` }), this.knobs));
+    this.root = el("fieldset", { class: "plan" }, el("legend", { text: `Answer ${legend}` }),
       el("div", { class: "segments" }, this.#segment("Mode", "mode"), this.#segment("Quality", "quality")), this.byMode, this.qualities);
     this.set(plan);
   }
@@ -73,7 +81,7 @@ export class PlanPicker {
         const id = unique(name);
         const input = el("input", { type: "radio", name: group, id, value: name, onchange: () => this.#changed({ quality: name }) });
         input.checked = name === this.value.quality;
-        const shown = plans.length > 1 ? `the fastest of ${plans.length} plans` : named(plans[0]);
+        const shown = plans.length > 1 ? `the fastest of ${plans.length} modes` : named(plans[0]);
         return el("span", { class: "choice" }, input, el("label", { for: id, title: plans.map(named).join("\n") }, el("b", { text: name }), el("small", { text: shown })));
       }),
       missing ? el("p", { class: "summary", text: `No other quality: ${missing}` }) : "",
@@ -103,10 +111,14 @@ export class PlanPicker {
 
   #number(name, knob, id) {
     const whole = knob.type === "integer", least = knob.minimum ?? knob.exclusive_minimum;
-    const limits = knob.choices.length ? { type: "text", inputmode: "numeric", list: `${id}-list` } : { type: "number", min: least, max: knob.maximum, step: whole ? 1 : "any" };
+    const limits = knob.choices.length ? { type: "text", inputmode: "numeric", list: `${id}-list` } : { type: "number", step: whole ? 1 : "any" };
     const standing = knob.default ?? "not set";
     const hint = `${range(knob, least)}; default: ${standing}`;
-    const field = el("input", { id, ...limits, placeholder: standing, title: hint, autocomplete: "off", onchange: () => this.#setKnob(name, number(field.value)) });
+    const field = el("input", { id, ...limits, placeholder: standing, title: hint, autocomplete: "off", onchange: () => {
+      const value = number(field.value);
+      field.setCustomValidity(value === "" || allowed(value, knob) ? "" : hint);
+      this.#setKnob(name, field.validity.valid ? value : "");
+    } });
     field.value = this.value.knobs[name] ?? "";
     if (!knob.choices.length) return field;
     return el("span", {}, field, el("datalist", { id: `${id}-list` }, knob.choices.map((value) => el("option", { value }))));

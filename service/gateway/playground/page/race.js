@@ -4,12 +4,12 @@ import { el } from "./dom.js";
 import { backbone, decoded } from "./lane.js";
 
 const ROWS = [
-  ["forwards of the backbone", (result) => backbone(result), 0, "least"],
+  ["forwards of the model", (result) => backbone(result), 0, "least"],
   ["forwards of MRP", (result) => result.stats.forwards.mrp, 0],
   ["tokens, end included", (result) => decoded(result), 0],
-  ["tokens a forward", (result) => result.stats.tokens_per_forward, 2, "most"],
+  ["tokens per forward", (result) => result.stats.tokens_per_forward, 2, "most"],
   ["drafts accepted", ({ stats }) => (stats.drafts_proposed ? `${stats.drafts_accepted} of ${stats.drafts_proposed}` : "no drafts")],
-  ["tokens revoked", ({ stats }) => stats.remasked, 0],
+  ["tokens masked again", ({ stats }) => stats.remasked, 0],
   ["ms to the first block", ({ stats }) => stats.first_block_ms, 1, "least"],
   ["ms in all", ({ stats }) => stats.total_ms, 1, "least"],
 ];

@@ -14,6 +14,11 @@ export class Trouble {
     byId("notice").replaceChildren();
   }
 
+  /** Says why nothing runs yet. */
+  hint(why) {
+    byId("notice").replaceChildren(el("p", { class: "card" }, `${why} Press Run or Race.`));
+  }
+
   /** Shows an error. `again`: what to do when the user wants to try again, or has given a key. */
   show(error, again) {
     if (error.name === "AbortError") return;
