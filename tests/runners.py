@@ -10,6 +10,7 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
+from service.engine.memory_plan import ForwardMemory
 from service.model import Checkpoint
 
 
@@ -29,7 +30,7 @@ class RunnerWrapper:
     def prepare(self, max_rows: int) -> None:
         self.runner.prepare(max_rows)
 
-    def measure_bytes(self, max_rows: int) -> int:
+    def measure_bytes(self, max_rows: int) -> ForwardMemory:
         return self.runner.measure_bytes(max_rows)
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:

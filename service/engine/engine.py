@@ -23,6 +23,7 @@ from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.partition import deterministic_partition
 from service.engine.forward.profiler import StepProfiler
 from service.engine.forward.runner import ModelRunner, forward_clock
+from service.engine.memory_plan import ForwardMemory
 from service.engine.observer import EngineState, Observer, SafeObserver, StepReport
 from service.engine.page_forecast import PageForecast
 from service.engine.preemption_log import PreemptionLog
@@ -122,15 +123,20 @@ class Engine:
 
     def prepare(self) -> None:
         """Warms up all forwards, then measures their costs. After that no request waits for either."""
-        self._runner.prepare(self._max_rows)
-        self._prepared = True
+        self.warm_up()
         self.measure_costs()
+
+    def warm_up(self) -> None:
+        """Compiles the kernels and captures the graphs of all forwards, once."""
+        if not self._prepared:
+            self._runner.prepare(self._max_rows)
+            self._prepared = True
 
     def measure_costs(self) -> None:
         self._planner.costs()
 
-    def measure_bytes(self) -> int:
-        """The bytes on CUDA of captured graphs and the largest forward, beside weights and KV cache. Warms up first."""
+    def measure_bytes(self) -> ForwardMemory:
+        """The memory of all forwards on CUDA, by a sample of the graphs. The engine is not used after that."""
         return self._runner.measure_bytes(self._max_rows)
 
     def use_device(self) -> None:

@@ -44,6 +44,18 @@ class MemoryPlan:
     forward_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardMemory:
+    """The bytes on CUDA beside weights and cache: all graphs' and the largest forward's."""
+
+    graphs: int
+    largest: int
+
+    @property
+    def total(self) -> int:
+        return self.graphs + self.largest
+
+
 def plan_memory(
     sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory, measured: int | None = None
 ) -> MemoryPlan:

@@ -1,23 +1,21 @@
 """The core of a replica's engine process: a checkpoint, its engine, grammars of answers, weight updates and sleep."""
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
 
 from msgspec import structs
 
 from service.constraints import Constraint, Owner
 from service.constraints.compiler import GrammarCompiler
 from service.constraints.vocabulary import TokenVocabulary
-from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
-from service.engine.memory_plan import MemoryPlan, RequestedSizes, plan_memory
+from service.engine import EngineDeps, GenerationRequest, Observer
 from service.engine.thread import EngineThread
+from service.engine_process.fitted_engine import fitted_engine, ranks_of
 from service.engine_process.messages import EngineInfo
 from service.messages.replica_status import (
     CheckWeights,
@@ -29,11 +27,11 @@ from service.messages.replica_status import (
 )
 from service.messages.wire import Weights
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.device import is_out_of_memory, memory_of, pick_device, pick_dtype
+from service.model.device import pick_device, pick_dtype
 from service.model.files import pinned
 from service.model.weight_update import apply_update, check_update, drop_weights, load_update, restore_weights
 from service.parallel import TensorParallelExecutor
-from service.settings.settings import Settings, slots_of, torch_profiler_dir
+from service.settings.settings import Settings, slots_of
 from service.text import TextCodec
 
 _log = logging.getLogger(__name__)
@@ -54,9 +52,8 @@ class EngineCore:
         codec: Callable[[], TextCodec] | None = None,
     ) -> None:
         deps = deps or EngineDeps()
-        self.ranks = _ranks_of(deps)
-        limits = _limits(settings, checkpoint, deps)
-        self.engine = engine = Engine(checkpoint, limits, observer, deps)
+        self.ranks = ranks_of(deps)
+        self.engine = engine = fitted_engine(settings, checkpoint, observer, deps)
         self.info = EngineInfo(
             folder=str(checkpoint.path),
             config=checkpoint.config,
@@ -214,71 +211,3 @@ def load_core(settings: Settings, observer: Observer, deps: EngineDeps | None = 
         core.engine.prepare()
         after_an_error.pop_all()
     return core
-
-
-def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps) -> EngineConfig:
-    """The engine's limits: the settings, or where they are open the largest that fit beside the weights.
-
-    On CUDA the KV cache gets the memory that captured graphs and the largest forward leave. With several ranks, rank 0
-    needs the most memory: it alone has the logits.
-    """
-    ranks = _ranks_of(deps)
-    memory = ranks.memory() if ranks else memory_of(checkpoint.device)
-    sizes = RequestedSizes(
-        kv_cache_tokens=_number(settings.kv_cache_tokens),
-        max_running=_number(settings.max_num_seqs),
-        max_rows=_number(settings.max_rows),
-        memory_utilization=settings.gpu_memory_utilization,
-    )
-    plan = partial(plan_memory, model=checkpoint.shard_config, itemsize=checkpoint.dtype.itemsize, memory=memory)
-    fitted = plan(sizes)
-    if sizes.kv_cache_tokens is None and checkpoint.device.type == "cuda":
-        rows, measured = _measured(checkpoint, _config(settings, fitted), deps)
-        fitted = plan(replace(sizes, max_rows=rows), measured=measured)
-    _log.info(
-        "KV cache of %d tokens, %d requests, %d rows; forwards and graphs take %.0f MiB",
-        fitted.kv_cache_tokens,
-        fitted.max_running,
-        fitted.max_rows,
-        fitted.forward_bytes / 2**20,
-    )
-    return _config(settings, fitted)
-
-
-def _measured(checkpoint: Checkpoint, config: EngineConfig, deps: EngineDeps) -> tuple[int, int]:
-    """The most rows of a forward that the device can compute, and the bytes of all graphs and of such a forward."""
-    size = checkpoint.config.block_size
-    tokens = max(2 * size, min(config.kv_cache_tokens // 2, checkpoint.config.max_positions))
-    while True:
-        try:
-            trial = replace(config, kv_cache_tokens=tokens)
-            return config.max_rows, Engine(checkpoint, trial, deps=deps).measure_bytes()
-        except RuntimeError as error:
-            if config.max_rows <= size + 2 or not is_out_of_memory(error):
-                raise
-        finally:
-            gc.collect()  # graphs and networks refer to each other
-        config = replace(config, max_rows=max(size + 2, config.max_rows // 2))
-
-
-def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
-    return EngineConfig(
-        fitted.max_running,
-        fitted.max_rows,
-        fitted.kv_cache_tokens,
-        settings.max_model_len,
-        prefix_cache=settings.enable_prefix_caching,
-        deterministic=settings.deterministic,
-        attention=settings.attention_backend,
-        cuda_graphs=settings.cuda_graphs == "auto",
-        max_prefill_tokens=settings.max_prefill_tokens,
-        torch_profiler_dir=torch_profiler_dir(),
-    )
-
-
-def _ranks_of(deps: EngineDeps) -> TensorParallelExecutor | None:
-    return cast(TensorParallelExecutor | None, deps.ranks)
-
-
-def _number(setting: int | Literal["auto"]) -> int | None:
-    return None if setting == "auto" else setting

@@ -1,5 +1,6 @@
 """The start of an engine on CUDA: warm-up, captures, prices, the size of the KV cache. Then nothing compiles."""
 
+import gc
 import logging
 from dataclasses import replace
 from itertools import count
@@ -10,9 +11,12 @@ import torch
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward import graphs
+from service.engine.forward.runner import ModelRunner
 from service.engine.request import LogprobsRequest
 from service.engine.thread import EngineThread
-from service.engine_process.core import _limits, load_core
+from service.engine_process.core import load_core
+from service.engine_process.fitted_engine import fitted_engine
+from service.model.device import free_bytes
 from service.settings.settings import Settings
 from tests.engine.helpers import CHEAP_ROWS, Recorder
 from tests.thinned import fast_only, fast_rows
@@ -142,7 +146,39 @@ def test_the_cache_gets_the_memory_that_graphs_and_the_largest_forward_leave(dev
         assert [event.error for event in engine.step() if event.error] == []
     used = device.peak_bytes + other
     assert 0.7 * device.total_bytes <= used <= 0.9 * device.total_bytes
-    assert device.counts.captures == 2 * len(device.graphs)  # those of the trial, and those that stay
+    assert len(device.graphs) < device.counts.captures < 2 * len(device.graphs)  # each once, after a sample of them
+    core.close()
+
+
+def test_a_sample_of_graphs_tells_the_memory_of_all(device):
+    config = replace(ALL_ON, max_rows=40)
+    measured = Engine(on_device(NAME), config, deps=EngineDeps(costs=CHEAP_ROWS)).measure_bytes()
+    gc.collect()
+    engine, captures = Engine(on_device(NAME), config, deps=EngineDeps(costs=CHEAP_ROWS)), device.counts.captures
+    free = free_bytes(torch.device("cuda"))
+    engine.warm_up()
+    assert measured.graphs == pytest.approx(free - free_bytes(torch.device("cuda")), rel=0.01)
+    assert captures < 0.7 * len(device.graphs)
+    engine.prepare()
+    assert device.counts.captures == captures + len(device.graphs)
+
+
+@pytest.mark.parametrize("factor", fast_only(lambda factor: factor < 1, [0.3, 3]))
+def test_where_the_sample_was_wrong_graphs_are_captured_again(device, monkeypatch, caplog, factor):
+    measure = ModelRunner.measure_bytes
+
+    def wrong(self, max_rows):
+        measured = measure(self, max_rows)
+        return replace(measured, graphs=int(factor * measured.graphs))
+
+    monkeypatch.setattr(ModelRunner, "measure_bytes", wrong)
+    device.total_bytes = 48 * 2**20
+    settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", max_rows=16)
+    core = load_core(settings, Recorder(), EngineDeps(costs=CHEAP_ROWS))
+    assert "they are captured again" in caplog.text
+    assert device.counts.captures > 2 * len(device.graphs)
+    assert 0.7 * device.total_bytes <= device.live_bytes <= 0.9 * device.total_bytes
+    decode_golden(core.engine, NAME, 1)
     core.close()
 
 
@@ -150,9 +186,9 @@ def test_fewer_rows_where_the_largest_forward_does_not_fit(device):
     checkpoint = on_device(NAME)
     device.total_bytes = device.live_bytes + 24 * 2**20
     settings = Settings(model=str(GOLDEN / NAME), device="cuda", dtype="float32", gpu_memory_utilization=1.0)
-    config = _limits(settings, checkpoint, EngineDeps())
-    assert config.max_rows < 256
-    decode_golden(Engine(checkpoint, replace(config, attention="triton")), NAME, 1)
+    engine = fitted_engine(settings, checkpoint, Recorder(), EngineDeps())
+    assert engine._max_rows < 256
+    decode_golden(engine, NAME, 1)
 
 
 # --- devices -------------------------------------------------------------------------------------------

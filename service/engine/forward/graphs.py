@@ -171,11 +171,13 @@ class Graphs:
         return self.sizes[index] if index < len(self.sizes) else None
 
     def is_known(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None) -> bool:
+        shape = self.shape(rows, width)
+        return shape is None or (network, shape) in self._graphs
+
+    def shape(self, rows: Sequence[RowKv], width: int | None) -> ScheduleShape | None:
+        """The shape of the graphs of rows. None if they have none."""
         size = self.size(len(rows))
-        if size is None:
-            return True
-        capacity = self._attention.capacity(self._attention.plan(rows, width, size), width)
-        return capacity is None or (network, capacity) in self._graphs
+        return None if size is None else self._attention.capacity(self._attention.plan(rows, width, size), width)
 
     def seal(self) -> None:
         self._sealed = True

@@ -10,7 +10,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
@@ -22,11 +24,12 @@ from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join, position_limits
 from service.engine.forward.pending import Pending, attempt
-from service.engine.forward.replays import MAX_FORWARDS, ReplayTables, can_replay, replay_predictions
+from service.engine.forward.replays import MAX_FORWARDS, MAX_POSITIONS, ReplayTables, can_replay, replay_predictions
 from service.engine.forward.rows import Anchor, ForwardOutput, Row
 from service.engine.forward.sampler import Sampler
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.forward.warm_up import WarmUpRows
+from service.engine.memory_plan import ForwardMemory
 from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.device import free_bytes, measure_peak
@@ -81,13 +84,66 @@ class ModelRunner:
         if self.device.type != "cuda":
             return
         start, free = time.monotonic(), free_bytes(self.device)
+        self._capture(self._sizes(max_rows))
+        self._warm_up_kernels()
+        self.model.seal()
+        if self.model.graphs is not None:
+            _log.info(
+                "captured %d CUDA graphs in %.1f s; they take %.0f MiB",
+                len(self.model.graphs),
+                time.monotonic() - start,
+                (free - free_bytes(self.device)) / 2**20,
+            )
+        self.model.eager_forwards = 0
+
+    def measure_bytes(self, max_rows: int) -> ForwardMemory:
+        """The memory of all graphs and of the largest forward on CUDA. Captures the graphs of some sizes.
+
+        The largest size goes first: it takes the memory that all graphs share. Sizes that are not captured take what
+        those next to them take, by their rows.
+        """
+        free, sizes = free_bytes(self.device), self._sizes(max_rows)
+        sample, taken = self._sample(sizes), list[int]()
+        for size in sample:
+            before = free_bytes(self.device)
+            self._capture([size])
+            taken.append(before - free_bytes(self.device))
+        self._warm_up_kernels()
+        rest = [size for size in sizes if size not in sample]
+        uncaptured = int(np.interp(rest, sample[:0:-1], taken[:0:-1]).sum()) if rest else 0
+        graphs = max(0, free - free_bytes(self.device) + uncaptured)
+
+        def largest() -> None:
+            for rows in self._warm_up.largest(max_rows):
+                self._begin_then_sample("backbone", rows)()
+
+        return ForwardMemory(graphs, measure_peak(self.device, largest))
+
+    def _sizes(self, max_rows: int) -> list[int]:
+        """The numbers of rows whose forwards are warmed up, the largest first."""
         graphs = self.model.graphs
-        if graphs is None:
-            sizes = [min(max_rows, _EAGER_ROWS)]
-        else:
-            sizes = graphs.sizes[: bisect_left(graphs.sizes, max_rows) + 1]
+        if graphs is None or self._partition.fixed_shapes:
+            return [min(max_rows, _EAGER_ROWS)]
+        return graphs.sizes[bisect_left(graphs.sizes, max_rows) :: -1]
+
+    def _sample(self, sizes: Sequence[int]) -> list[int]:
+        """The two largest sizes, and of those with equal numbers of graphs the first and the last."""
+
+        def num_graphs(size: int) -> tuple[int, bool]:
+            groups = (group for rows in self._warm_up.shapes([size]) for group in self._partition.rows(rows))
+            shapes = {graphs.shape(group.members, group.width) for group in groups} if graphs is not None else set()
+            return len(shapes), size * self.config.block_size <= MAX_POSITIONS
+
+        graphs = self.model.graphs
+        runs = [list(run) for _, run in groupby(sizes, num_graphs)]
+        return sorted({*sizes[:2], *(size for run in runs for size in (run[0], run[-1]))}, reverse=True)
+
+    def _capture(self, sizes: Sequence[int]) -> None:
         for rows in self._warm_up.shapes(sizes):
             self._compute_once(rows)
+
+    def _warm_up_kernels(self) -> None:
+        """Starts the kernels that no graph has."""
         for rows in self._warm_up.samplings():
             for row, prediction in zip(rows, self._begin_then_sample("backbone", rows)(), strict=True):
                 if "mrp" in self._networks:
@@ -95,27 +151,6 @@ class ModelRunner:
                     self._begin_then_sample("mrp", [anchored])()
         if self.keeps_states:
             self._warm_up_states()
-        self.model.seal()
-        if graphs is not None:
-            _log.info(
-                "captured %d CUDA graphs in %.1f s; they take %.0f MiB",
-                len(graphs),
-                time.monotonic() - start,
-                (free - free_bytes(self.device)) / 2**20,
-            )
-        self.model.eager_forwards = 0
-
-    def measure_bytes(self, max_rows: int) -> int:
-        """The bytes on CUDA that all graphs and the largest forward take beside the weights and the cache."""
-        free = free_bytes(self.device)
-        self.prepare(max_rows)
-        taken = max(0, free - free_bytes(self.device))
-
-        def largest() -> None:
-            for rows in self._warm_up.largest(max_rows):
-                self._begin_then_sample("backbone", rows)()
-
-        return taken + measure_peak(self.device, largest)
 
     def _compute_once(self, rows: Sequence[Row]) -> None:
         config = self.config
