@@ -17,6 +17,7 @@ from service.replica.replica import Replica
 from service.settings.settings import Settings
 from tests.engine.helpers import CHEAP_ROWS
 from tests.gateway.engines import EngineGate, failing
+from tests.gateway.helpers import eventually
 from tests.replicas import load_replica
 from tests.tiny import GOLDEN
 
@@ -130,8 +131,9 @@ async def test_lines_are_read_only_when_an_engine_has_room(started: list[Replica
     outputs: list[Any] = []
     running = asyncio.create_task(LineAnswers(replicas, SETTINGS).run(lines(), outputs.append))
     await held.holds()
-    await asyncio.sleep(0.05)
     assert replicas.slots == 10
+    await eventually(lambda: len(read) > replicas.slots)
+    await asyncio.sleep(0.05)
     assert len(read) == replicas.slots + 1
     held.release()
     await running

@@ -115,7 +115,7 @@ def test_a_stopped_batch_resumes_and_a_finished_one_is_not_asked_again(
     results = read_outputs(out)
     assert Counter(output["line"] for output in results) == Counter([*range(1, 102), 103, 104])
     assert {output["response"]["body"].get("mode") for output in results if not output["error"]} == {"static"}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{engine}").exists() for engine in engines):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -62,7 +62,7 @@ def test_a_part_that_starts_slowly_is_told_of_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster, "_QUIET_S", 0.0)
     lines: SimpleQueue[str] = SimpleQueue()
     with cluster._starting("Ray", lines.put):
-        assert lines.get(timeout=30) == "waiting for the processes of Ray …"
+        assert lines.get(timeout=120) == "waiting for the processes of Ray …"
     monkeypatch.setattr(cluster, "_QUIET_S", 1e6)
     with cluster._starting("Serve", lines.put):
         pass

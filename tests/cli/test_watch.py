@@ -57,7 +57,7 @@ def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) ->
     process = subprocess.Popen(["sleep", "1000"])
     processes.ProcessWatch({psutil.Process(process.pid): "the sleeper"}, messages.put).start()
     process.kill()
-    assert messages.get(timeout=30) == f"the sleeper (process {process.pid})"
+    assert messages.get(timeout=120) == f"the sleeper (process {process.pid})"
     process.wait()
 
 

@@ -142,16 +142,16 @@ class TestRefusals:
 
         def step() -> list[BlockEvent]:
             entered.release()
-            assert steps.acquire(timeout=20)
+            assert steps.acquire(timeout=120)
             return real()
 
         gated.step = step
         tasks = [gated.generate(request_of("a", PROMPT))]
-        assert await asyncio.to_thread(entered.acquire, timeout=20)
+        assert await asyncio.to_thread(entered.acquire, timeout=120)
         tasks += [gated.generate(request_of(name, PROMPT)) for name in "bcd"]
         await asyncio.sleep(0)
         steps.release()  # a's first; b, c and d are in the engine by the second
-        assert await asyncio.to_thread(entered.acquire, timeout=20)
+        assert await asyncio.to_thread(entered.acquire, timeout=120)
         with pytest.raises(QueueFull, match="3 requests are waiting, allowed are 3"):
             await gated.generate(request_of("e", PROMPT))
         steps.release(1000)

@@ -43,7 +43,7 @@ class EngineGate:
     def _wait(self) -> None:
         with self._changed:
             self._forwards, self._waits = self._forwards + 1, True
-            assert self._changed.wait_for(lambda: self._left > 0, 20)
+            assert self._changed.wait_for(lambda: self._left > 0, 120)
             self._left, self._waits = self._left - 1, False
 
 

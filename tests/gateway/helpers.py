@@ -97,6 +97,6 @@ def replica_request_of(card: ModelCard, body: Mapping[str, Any], **context: Any)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.002)

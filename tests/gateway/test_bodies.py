@@ -65,7 +65,7 @@ class Sender:
         self._writer.write(data)
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             head = await self._reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
             content = await self._reader.readexactly(length)

@@ -85,7 +85,7 @@ async def sent(port: int, *parts: bytes) -> bytes:
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             return await reader.read()
     finally:
         writer.close()
@@ -255,7 +255,7 @@ async def half_closed(port: int, *parts: bytes) -> bytes:
         writer.write(part)
         await writer.drain()
     writer.write_eof()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         answer = await reader.read()
     writer.close()
     return answer
@@ -290,7 +290,7 @@ class TestHalfClosedClients:
         writer.write_eof()
         await reader.readuntil(b"0")  # the question whether the client is there
         app.release.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert await reader.read() == b"3\r\ntwo\r\n0\r\n\r\n"
         writer.close()
 
@@ -302,7 +302,7 @@ class TestHalfClosedClients:
         if path == b"/held":
             await reader.readuntil(b"one\r\n")
         writer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await app.ended.wait()
         assert not app.release.is_set()
 
@@ -328,7 +328,7 @@ class TestSlowClients:
             writer.write(before)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.write(BEGUN)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert error(await reader.read(), 408)["message"] == "the head took more than 0.05 s"
         writer.close()
 
@@ -342,7 +342,7 @@ class TestSlowClients:
         monkeypatch.setattr(guarded, "BODY_S", 0.05)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CHUNKED)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not reader.at_eof() and not reader._buffer:  # type: ignore[attr-defined]
                 writer.write(b"1\r\na\r\n")
                 await asyncio.sleep(0.01)
@@ -359,7 +359,7 @@ class TestSlowClients:
         writer.write(BEGUN + b"Connection: close\r\nContent-Length: 1001\r\n\r\n" + b"a" * 1000)
         await asyncio.sleep(0.3)
         writer.write(b"b")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert (await reader.read()).endswith(b"aab")
         writer.close()
 
@@ -382,7 +382,7 @@ class TestManyConnections:
     async def test_the_oldest_idle_connection_is_closed_for_a_new_one(self, port):
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         await answers(port)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert await idle[0][0].read() == b""  # the oldest one
         idle[-1][1].write(BEGUN + b"Content-Length: 0\r\n\r\n")
         assert (await idle[-1][0].read(9)) == b"HTTP/1.1 "
@@ -426,7 +426,7 @@ class TestManyConnections:
             await writer.drain()
             await asyncio.sleep(0.01)
         await answers(port)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert error(await bodies[1][0].read(), 503)["code"] == "too_many_connections"
         bodies[0][1].write(b"a")
         assert (await bodies[0][0].read(12)) == b"HTTP/1.1 200"

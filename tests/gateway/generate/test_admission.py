@@ -19,7 +19,7 @@ from tests.gateway.local import LocalBackend
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while (await page(http))("mrp_num_requests_waiting", replica="queue") != count:
             await asyncio.sleep(0.002)
 

@@ -148,7 +148,7 @@ class TestAnswers:
             await blocks(engine, request())
         leaving.cancel()
         again = request(stop_token_ids=frozenset(engine.info.config.eos_token_ids))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (events := await events_if_free(engine.generate(again, digits))):
                 await asyncio.sleep(0.01)
         assert events[-1].constraint_met
