@@ -31,7 +31,7 @@ install: $(stamp)  ## set everything up in .venv
 $(serving): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(bin)/python -m pip --version >/dev/null 2>&1 || { echo "make: a virtual environment in $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "make: the packages that serving needs, once; some minutes"
+	@echo "make: the packages that serving needs, once; about seven minutes on two cores, half of them silent"
 	@test -n "$(TORCH_INDEX)" || test -e /dev/nvidiactl || \
 		echo "make: no NVIDIA GPU here; TORCH_INDEX=ADDRESS, an index of CPU wheels of torch, may save 3 GiB (README.md)"
 	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(pip) --no-deps torch)
