@@ -56,8 +56,8 @@ def documented(telemetry: TelemetryConfig) -> FastAPI:
     """An application without routes, whose documentation includes the models of `route_docs`."""
     app = FastAPI(
         title="mrp-serve",
-        description="Block-diffusion language models with Multi-token Residual Prediction. Begin with `POST /generate`, "
-        "or see each step in the [playground](./).",
+        description="Block-diffusion language models with Multi-token Residual Prediction. Begin with "
+        "`POST /generate`, or see each step in the [playground](./).",
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
