@@ -110,8 +110,8 @@ def test_where_no_draft_can_pay_it_is_static(checkpoint: Checkpoint) -> None:
     assert not any(stat.drafts_proposed for stat in drafted.stats)
 
 
-@pytest.mark.parametrize("costs", [DENTED, DENTED_AS_SDAR])
-@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("costs", [pytest.param(DENTED, marks=pytest.mark.slow), DENTED_AS_SDAR])
+@pytest.mark.parametrize("together", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_plan(
     checkpoint: Checkpoint, costs: StepCosts, together: int
 ) -> None:
