@@ -1,7 +1,8 @@
 """Reveal rules: each chooses the picks of a prediction that are revealed next.
 
 A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
-one prediction and keeps no state.
+one prediction and keeps no state. To change a rule, change both `__call__` and `device_picks`, or delete
+`device_picks`: on CUDA the device picks by these alone. `tests/decode/test_rules.py` compares the two.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class Rule:
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        """A class that overrides `__call__` alone makes other picks than the device would."""
-        if "__call__" in cls.__dict__ and "device_picks" not in cls.__dict__:
-            cls.device_picks = Rule.device_picks  # type: ignore[method-assign]
+        """A class that overrides `__call__` alone makes other picks than the device would, and another number."""
+        for name in ("device_picks", "num_picks"):
+            if "__call__" in cls.__dict__ and name not in cls.__dict__:
+                setattr(cls, name, getattr(Rule, name))
 
     @property
     def device_picks(self) -> DevicePicks | None:
