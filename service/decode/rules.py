@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from math import inf
 from operator import mul
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
@@ -39,6 +39,7 @@ class Rule:
     """The base of all rules."""
 
     __slots__ = ()
+    is_in_order: ClassVar[bool] = False  # whether its picks are the leftmost ones, without gaps
 
     def __init_subclass__(cls) -> None:
         """A class that overrides `__call__` alone makes other picks than the device would, and another number."""
@@ -63,8 +64,8 @@ class Rule:
 
     @property
     def in_order(self) -> Rule:
-        """The same rule from left to right, for answers with a grammar."""
-        return self
+        """The same rule from left to right, for answers with a grammar and causal models. Default: one pick."""
+        return self if self.is_in_order else LeftToRight()
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal."""
@@ -116,6 +117,7 @@ class ConfidenceAbove(Rule):
 class LeftToRightAbove(Rule):
     """`dynamic` with a grammar: the leftmost pick, and later picks up to the first of confidence <= `threshold`."""
 
+    is_in_order: ClassVar[bool] = True
     threshold: float
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
@@ -149,6 +151,7 @@ class JointlyAbove(Rule):
 class LeftToRightJointlyAbove(Rule):
     """`JointlyAbove` with a grammar: the leftmost picks."""
 
+    is_in_order: ClassVar[bool] = True
     threshold: float
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
@@ -167,6 +170,7 @@ class LeftToRight(Rule):
     `bound`: the bound of `entropy_bounded`, in nats, in the order of the text, which is our own combination. 0: none.
     """
 
+    is_in_order: ClassVar[bool] = True
     count: int = 1
     bound: float = 0.0
 
