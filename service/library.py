@@ -128,14 +128,14 @@ class TextModel:
 
     def _blocks(self, prompts: Sequence[Json], mode: ModeType, fields: Json) -> Generator[tuple[int, StreamedBlock]]:
         """The blocks of all answers as they are decoded, each with the index of its prompt. `prompts`: their fields."""
-        own = mode if isinstance(mode, DecodingMode) else None
-        if own is not None:
-            _check_alone(own, fields)
-        plan = {"mode": None if own else mode}
+        mode_object = mode if isinstance(mode, DecodingMode) else None
+        if mode_object is not None:
+            _check_alone(mode_object, fields)
+        plan = {"mode": mode if mode_object is None else None}
         bodies = [parse_generate(dict(prompt, **plan, **fields), default_mode().name, PromptBody) for prompt in prompts]
         constraint = constraint_of(bodies[0]) if bodies else None
         grammar = compile_grammar(constraint, self._vocabulary) if constraint else None
-        requests = [self._request(str(index), body, own, grammar) for index, body in enumerate(bodies)]
+        requests = [self._request(str(index), body, mode_object, grammar) for index, body in enumerate(bodies)]
         for request in requests:
             self.engine.validate(request)
         texts = [self.codec.stream(body.stop or (), body.min_tokens) for body in bodies]
@@ -168,10 +168,10 @@ class TextModel:
         return StreamedBlock(piece + text.finish() if event.finish_reason else piece, event)
 
     def _request(
-        self, request_id: str, body: PromptBody, own: DecodingMode | None, grammar: CompiledGrammar | None
+        self, request_id: str, body: PromptBody, mode_object: DecodingMode | None, grammar: CompiledGrammar | None
     ) -> GenerationRequest:
         tokens = self._tokens(body)
-        mode, plans = (own, ()) if own else mode_of(body, default_mode().name, self._knobs, self._presets)
+        mode, plans = mode_of(body, default_mode().name, self._knobs, self._presets)
         ends = () if body.ignore_eos else self.codec.end_tokens(self.checkpoint.config.eos_token_ids)
         limit = body.limit or max(1, min(DEFAULT_MAX_TOKENS, self.engine.max_model_len - len(tokens)))
         check_min_tokens(body, limit)
@@ -179,7 +179,7 @@ class TextModel:
         return GenerationRequest(
             request_id,
             tokens,
-            mode,
+            mode if mode_object is None else mode_object,
             plans=plans,
             sampling=replace(sampling_of(body), bad_words_token_ids=words),
             max_new_tokens=limit,

@@ -37,7 +37,7 @@ class DraftedHalving(Speculative, frozen=True):
 class Nothing(Rule):
     """Picks nothing, which would never end."""
 
-    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:  # noqa: ARG002
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         return ()
 
 

@@ -2,7 +2,7 @@
 
 A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
 one prediction and keeps no state. To change a rule, change both `__call__` and `device_picks`, or delete
-`device_picks`: on CUDA the device picks by these alone. `tests/decode/test_rules.py` compares the two.
+`device_picks`, since on CUDA the device picks by these alone. `tests/decode/test_rules.py` compares the two.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def test_it_says_what_it_found_trains_and_says_how_good_it_is(run_program, capsy
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (2, False, 2)
     assert len((tmp_path / "out/training/losses.jsonl").read_text().splitlines()) == 3
-    shown = re.findall(r"^(\d/3  K=.*?) \d+\.\d{4}  revision \d+\.\d{4}$", output.err, re.MULTILINE)
-    assert shown == ["1/3  K=1 KL", "2/3  K=1 KL", "3/3  K=2 KL + 0.25 order"]
+    prefixes = re.findall(r"^(\d/3  K=.*?) \d+\.\d{4}  revision \d+\.\d{4}$", output.err, re.MULTILINE)
+    assert prefixes == ["1/3  K=1 KL", "2/3  K=1 KL", "3/3  K=2 KL + 0.25 order"]
 
 
 def test_cut_lines_and_an_earlier_state_are_mentioned(run_program, capsys, data, tmp_path):
