@@ -89,7 +89,8 @@ def test_the_fields_are_those_of_the_http_api(demo: TextModel) -> None:
 
 def test_a_mode_of_ones_own_is_taken_as_it_is(demo: TextModel) -> None:
     whole = demo.chat(CHAT, Halving(), max_tokens=16)
-    assert whole.completion.stats.forwards.denoise < len(whole.completion.token_ids)
+    forwards = whole.completion.stats.forwards
+    assert (forwards.verify, forwards.denoise < len(whole.completion.token_ids)) == (0, True)
     for mode in (Halving(), DraftedHalving(mrp_steps=2)):
         assert [answer.text for answer in demo.generate([CHAT] * 2, mode, max_tokens=16)] == [whole.text] * 2
         assert "".join(block.text for block in demo.stream(CHAT, mode, max_tokens=16)) == whole.text

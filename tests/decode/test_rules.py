@@ -142,6 +142,18 @@ def test_a_rule_and_what_the_device_gets_of_it_are_the_same_picks(rule: Rule, re
     assert sorted(positions(rule(wanted))) == sorted(positions(picks_by(rule.device_picks, wanted)))
 
 
+@given(
+    st.one_of(EXAMPLES.values()) | st.builds(Rule),
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 6.0)), min_size=1, max_size=12),
+)
+def test_in_order_a_rule_picks_the_leftmost_positions(rule: Rule, read: list[tuple[float, float]]) -> None:
+    """A rule that says nothing of it reveals one token."""
+    picks = tuple(Pick(2 * index, index, confidence) for index, (confidence, _) in enumerate(read))
+    wanted = rule.in_order(prediction_of(picks, entropies=[entropy for _, entropy in read]))
+    assert wanted == picks[: len(wanted)]
+    assert type(rule) is not Rule or len(wanted) == 1
+
+
 def test_the_device_gets_no_picks_of_a_class_that_overrides_them_alone() -> None:
     assert FirstHalf().device_picks is Renamed().device_picks is Rule().device_picks is None
     assert FirstHalf().num_picks is None
