@@ -23,6 +23,7 @@ from service.constraints.grammars import compile_grammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.decode.canvas import CompiledGrammar
 from service.decode.mode import DecodingMode
+from service.decode.modes import KNOBS
 from service.decode.registry import default_knobs, default_mode, served_modes
 from service.demo import CHECKPOINT
 from service.engine import BlockEvent, Completion, Engine, EngineConfig, GenerationRequest
@@ -31,14 +32,13 @@ from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.device import pick_device, pick_dtype, settle_threads
 from service.quality.presets import Presets, presets_of
-from service.quality.schema import knobs_of
 from service.settings.defaults import DEFAULT_MAX_TOKENS
 from service.text import TextCodec
 from service.text.detokenizer import TextStream
 
 #: a text to continue, token ids to continue, or messages (`role`, `content`) to answer
 PromptType = str | Sequence[int] | Sequence[Mapping[str, str]]
-#: a mode by its name, or with its knobs; None: the program's default
+#: a mode by its name, or an object with its knobs, of a class of your own, too; None: the program's default
 ModeType = str | DecodingMode | None
 
 
@@ -81,14 +81,16 @@ class TextModel:
         dtype: str = "auto",
         threads: int | None = None,
     ) -> TextModel:
-        """Loads a checkpoint by folder or hub name, by default the demo.
+        """Loads a checkpoint by folder or hub name, by default the demo, and measures the costs of its forwards.
 
         `device`, `dtype`: as the settings of these names. `threads`: as in `settle_threads`. For other options of
         loading, call `load_checkpoint` and make a `TextModel` of the result. CheckpointError or SettingsError.
         """
         settle_threads(threads)
         device = pick_device(device)
-        return cls(load_checkpoint(name, LoadOptions(pick_dtype(dtype, device), device)), config)
+        model = cls(load_checkpoint(name, LoadOptions(pick_dtype(dtype, device), device)), config)
+        model.engine.measure_costs()  # else the first request with `mrp_steps` "auto" would wait for them
+        return model
 
     @overload
     def generate(self, prompts: str, mode: ModeType = None, **fields: Any) -> TextCompletion: ...
@@ -126,11 +128,14 @@ class TextModel:
 
     def _blocks(self, prompts: Sequence[Json], mode: ModeType, fields: Json) -> Generator[tuple[int, StreamedBlock]]:
         """The blocks of all answers as they are decoded, each with the index of its prompt. `prompts`: their fields."""
-        plan = {"mode": mode.name, **knobs_of(mode)} if isinstance(mode, DecodingMode) else {"mode": mode}
+        mode_object = mode if isinstance(mode, DecodingMode) else None
+        if mode_object is not None:
+            _check_alone(mode_object, fields)
+        plan = {"mode": mode if mode_object is None else None}
         bodies = [parse_generate(dict(prompt, **plan, **fields), default_mode().name, PromptBody) for prompt in prompts]
         constraint = constraint_of(bodies[0]) if bodies else None
         grammar = compile_grammar(constraint, self._vocabulary) if constraint else None
-        requests = [self._request(str(index), body, grammar) for index, body in enumerate(bodies)]
+        requests = [self._request(str(index), body, mode_object, grammar) for index, body in enumerate(bodies)]
         for request in requests:
             self.engine.validate(request)
         texts = [self.codec.stream(body.stop or (), body.min_tokens) for body in bodies]
@@ -162,7 +167,9 @@ class TextModel:
             event = replace(event, token_ids=token_ids, finish_reason="stop", constraint_met=met)
         return StreamedBlock(piece + text.finish() if event.finish_reason else piece, event)
 
-    def _request(self, request_id: str, body: PromptBody, grammar: CompiledGrammar | None) -> GenerationRequest:
+    def _request(
+        self, request_id: str, body: PromptBody, mode_object: DecodingMode | None, grammar: CompiledGrammar | None
+    ) -> GenerationRequest:
         tokens = self._tokens(body)
         mode, plans = mode_of(body, default_mode().name, self._knobs, self._presets)
         ends = () if body.ignore_eos else self.codec.end_tokens(self.checkpoint.config.eos_token_ids)
@@ -172,7 +179,7 @@ class TextModel:
         return GenerationRequest(
             request_id,
             tokens,
-            mode,
+            mode if mode_object is None else mode_object,
             plans=plans,
             sampling=replace(sampling_of(body), bad_words_token_ids=words),
             max_new_tokens=limit,
@@ -200,6 +207,15 @@ class TextModel:
     @cached_property
     def _vocabulary(self) -> TokenVocabulary:
         return TokenVocabulary.for_checkpoint(self.codec, self.checkpoint.config)
+
+
+def _check_alone(mode: DecodingMode, fields: Json) -> None:
+    """InvalidRequest for a knob or a quality beside a mode's object, which has its knobs."""
+    for name in ("quality", *KNOBS):
+        if fields.get(name) is not None:
+            raise InvalidRequest(
+                f"{name} is {fields[name]!r} beside the mode {mode!r}, which has its knobs", param=name
+            )
 
 
 def _named(prompt: PromptType) -> Json:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import ClassVar
 
 from hypothesis import strategies as st
@@ -10,7 +11,11 @@ from service.decode.block import Pick
 from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
 from service.decode.rules import (
+    ENTROPY,
+    JOINTLY,
+    LEFT,
     ConfidenceAbove,
+    DevicePicks,
     JointlyAbove,
     LeftToRight,
     LeftToRightAbove,
@@ -42,6 +47,25 @@ def served_rules(base: type[Rule] = Rule) -> Iterator[type[Rule]]:
         yield from served_rules(rule)
 
 
+def picks_by(by: DevicePicks, prediction: Prediction) -> tuple[Pick, ...]:
+    """The picks as the kernel `_rule_picks` finds them, in Python, without earlier picks of `JointlyAbove`."""
+    confidences, entropies = prediction.confidences, prediction.entropies
+    scores = {LEFT: lambda _: 0.0, ENTROPY: lambda index: entropies[index]}
+    ordered = sorted(range(len(confidences)), key=scores.get(by.by, lambda index: -confidences[index]))
+    count, product, spent, largest = by.min_count, 1.0, 0.0, 0.0
+    for number, index in enumerate(ordered):
+        if by.by == JOINTLY:
+            product *= confidences[index]
+            is_within = number == count and product > by.bound
+        else:
+            spent, largest = spent + min(entropies[index], largest), max(entropies[index], largest)
+            is_within = number == count and spent <= by.bound < inf
+        count += is_within
+    return prediction.picked(
+        index for rank, index in enumerate(ordered) if rank < count or confidences[index] > by.threshold
+    )
+
+
 def device_rules() -> st.SearchStrategy[Rule]:
     """The rules that say what the device gets."""
     rules = [rule for rule in served_rules() if rule.device_picks is not Rule.device_picks]
@@ -52,10 +76,6 @@ class FirstHalf(TopConfidence):
     """The leftmost half of the masked positions. It inherits what the device gets of another rule."""
 
     __slots__ = ()
-
-    @property
-    def num_picks(self) -> None:  # type: ignore[override]
-        return None
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         return prediction.picked(range((len(prediction.positions) + 1) // 2))

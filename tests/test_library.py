@@ -3,20 +3,53 @@
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from mrp_serve import CheckpointError, EngineConfig, InvalidRequest, SettingsError, TextModel
-from service.decode.modes import Speculative, Static
+from service.decode.block import Pick
+from service.decode.mode import RuleMode
+from service.decode.modes import Dynamic, Speculative, Static
+from service.decode.policy import Prediction
+from service.decode.rules import Rule
 from service.demo import check
 from service.model.device import settle_threads
 from tests.engine.helpers import CHEAP_ROWS
+from tests.rules import Halving
 from tests.tiny import GOLDEN
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
 CHAT = [{"role": "user", "content": STORY}]
+
+
+class DraftedHalving(Speculative, frozen=True):
+    """`speculative` against a mode of one's own."""
+
+    @property
+    def plain(self) -> RuleMode:
+        return Halving()
+
+
+@dataclass(frozen=True)
+class Nothing(Rule):
+    """Picks nothing, which would never end."""
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        return ()
+
+
+class Idle(RuleMode, frozen=True):
+    """A mode with a field that is no knob."""
+
+    name: ClassVar[str] = "idle"
+    seconds: float = 0.0
+
+    @property
+    def rule(self) -> Rule:
+        return Nothing()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +85,44 @@ def test_the_fields_are_those_of_the_http_api(demo: TextModel) -> None:
     assert hot[0] == hot[1] != hot[2]
     assert check(STORY, demo.chat(CHAT, quality="lossless").text)
     assert "Tom" not in demo.chat(CHAT, bad_words=["Tom"], max_tokens=32).text
+
+
+def test_a_mode_of_ones_own_is_taken_as_it_is(demo: TextModel) -> None:
+    whole = demo.chat(CHAT, Halving(), max_tokens=16)
+    forwards = whole.completion.stats.forwards
+    assert (forwards.verify, forwards.denoise < len(whole.completion.token_ids)) == (0, True)
+    for mode in (Halving(), DraftedHalving(mrp_steps=2)):
+        assert [answer.text for answer in demo.generate([CHAT] * 2, mode, max_tokens=16)] == [whole.text] * 2
+        assert "".join(block.text for block in demo.stream(CHAT, mode, max_tokens=16)) == whole.text
+        assert demo.chat(CHAT, mode, regex="[a-z]{3,9} [0-9]{1,3} [a-z]{5,9}", max_tokens=32).completion.constraint_met
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "message"),
+    [
+        (Dynamic(2.0), {}, "threshold is 2.0, allowed is 0 < threshold <= 1"),
+        (Halving(), {"threshold": 0.5}, "threshold is 0.5 beside the mode Halving(), which has its knobs"),
+        (Static(), {"quality": "fast"}, "quality is 'fast' beside the mode Static("),
+        (Halving, {}, "mode is <class 'tests.rules.Halving'>, allowed are static"),
+        ("speculative", {"verify": Halving()}, "verify is Halving(): Input should be 'static'"),
+        (Idle(), {}, "the rule Nothing() picks no position, expected is one at least"),
+    ],
+)
+def test_a_mode_of_ones_own_is_refused_for_its_own_reasons(
+    demo: TextModel, mode: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}"):
+        demo.chat(CHAT, mode, max_tokens=16, **fields)
+    assert not demo.engine.has_work
+
+
+def test_loading_measures_the_costs_of_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    monkeypatch.setattr("service.engine.engine.measure", lambda *_, **__: measured.append(1) or CHEAP_ROWS)
+    model = TextModel.load(config=EngineConfig(kv_cache_tokens=256))
+    assert measured == [1]
+    model.chat(CHAT, max_tokens=8)
+    assert measured == [1]
 
 
 def test_without_a_mode_it_is_the_programs_default(demo: TextModel) -> None:

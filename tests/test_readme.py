@@ -10,6 +10,7 @@ import httpx
 import pytest
 from msgspec import structs
 
+from service.decode.block import Step
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES, Speculative
 from service.demo import CHECKPOINT
@@ -56,6 +57,12 @@ def demo() -> Iterator[Replica]:
     generator = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=CHEAP_ROWS))
     yield generator
     generator.close()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of forwards are known, where the library would measure them."""
+    monkeypatch.setattr("service.engine.engine.measure", lambda *_, **__: CHEAP_ROWS)
 
 
 @pytest.fixture
@@ -142,7 +149,8 @@ def examples(text: str) -> Iterator[tuple[str, str]]:
     yield from re.findall(r"```python\n((?:(?!```).)*?)```\n[^`]*```text\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "number"), [(QUICKSTART, 1), (RESEARCH, 2)], ids=["quickstart", "research"])
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("page", "number"), [(QUICKSTART, 1), (RESEARCH, 3)], ids=["quickstart", "research"])
 def test_the_librarys_examples_print_the_text_below_them(
     page: str, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +160,11 @@ def test_the_librarys_examples_print_the_text_below_them(
         assert capsys.readouterr().out == printed
 
 
+def test_the_page_names_every_field_of_a_step() -> None:
+    assert [row[0].strip("`| ") for row in rows(RESEARCH, "Traces")] == list(Step.__struct_fields__)
+
+
+@pytest.mark.usefixtures("library")
 def test_the_readmes_library_gives_the_answer_of_its_curl(capsys: pytest.CaptureFixture[str]) -> None:
     [example] = [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "TextModel" in code]
     [written] = re.findall(r"```json\n(.*?)```", README, re.DOTALL)

@@ -1,1 +1,1 @@
-"""Training of MRP modules for any SDAR backbone, and the recipe of the demo checkpoint."""
+"""Training of MRP modules for backbones of any family but I-DLM, and the recipe of the demo checkpoint."""

@@ -1,4 +1,4 @@
-"""`mrp-serve train-mrp`: trains an MRP module for any SDAR backbone on a file of conversations."""
+"""`mrp-serve train-mrp`: trains an MRP module on a file of conversations, for a backbone of any family but I-DLM."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from service.cli.output import Counter, notes, results, table
 
 if TYPE_CHECKING:
     from training.config import TrainingConfig
+    from training.losses import Weights
     from training.recipes import Recipe
     from training.session import Start, Watcher
     from training.trainer import Report
@@ -71,7 +72,9 @@ class RecipeOptions:
 
 @with_fields("options", RecipeOptions)
 def command(
-    backbone: Annotated[str, typer.Option(help="SDAR checkpoint: a folder, or a hub name: owner/name@revision.")],
+    backbone: Annotated[
+        str, typer.Option(help="Checkpoint of any family but I-DLM: a folder, or a hub name: owner/name@revision.")
+    ],
     data: Annotated[
         Path, typer.Option(help="JSONL: `messages`, or `prompt` and `completion`, or `text` on every line.")
     ],
@@ -83,7 +86,10 @@ def command(
     ] = "default",
     steps: Annotated[int, typer.Option(min=1, help="Total number of updates.")] = 2000,
     direct: Annotated[
-        bool, typer.Option("--direct", help="MRP predicts the logits themselves, not their change.")
+        bool,
+        typer.Option(
+            "--direct", help="MRP predicts the logits themselves, not their change. The mode `direct` does not need it."
+        ),
     ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share an update, by Ray Train.")] = 1,
     warmup: Annotated[
@@ -101,7 +107,7 @@ def command(
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
 ) -> None:
-    """Trains an MRP module for a frozen SDAR backbone. The resulting folder can be served at once."""
+    """Trains an MRP module for a frozen backbone of any family but I-DLM. The folder can be served at once."""
     from service.model import resolve
     from service.model.device import pick_device
     from training.config import Budget, Keeping, Module, Source, TrainingConfig
@@ -173,7 +179,8 @@ def watched(plan: TrainingConfig) -> Iterator[Watcher]:
             counter(start.step)
 
         def updated(report: Report) -> None:
-            counter(report.step - 1).reach(report.step, losses(report))
+            share = (report.step - 1) / plan.budget.steps
+            counter(report.step - 1).reach(report.step, losses(report, plan.objective.phase(share).weights))
 
         yield Watcher(started, updated)
 
@@ -216,9 +223,11 @@ def described(start: Start) -> str:
     return "; ".join(words)
 
 
-def losses(report: Report) -> str:
-    """The losses of an update, in one line."""
-    return f"K={report.applications} KL {report.chain:.4f}  revision {report.revision:.4f}"
+def losses(report: Report, weights: Weights) -> str:
+    """The losses of an update that are on, in one line. KL and order are one sum."""
+    order = f" + {weights.order:g} order" if weights.order else ""
+    revision = f"  revision {report.revision:.4f}" if weights.revision else ""
+    return f"K={report.applications} KL{order} {report.chain:.4f}{revision}"
 
 
 def _say_result(plan: TrainingConfig) -> None:

@@ -18,7 +18,7 @@ from benchmarks import options as cli
 from benchmarks.paper.decoders import EngineDecoder
 from benchmarks.paper.published import BLOCK_SIZE
 from benchmarks.paper.records import Chunk, Record, Records
-from benchmarks.paper.report import COLUMNS, Result, results_of, titles, write_plots, write_tables
+from benchmarks.paper.report import Result, results_of, table_of, titles, write_plots, write_tables
 from benchmarks.paper.rows import Row, rows_for
 from benchmarks.paper.tasks import Problem, Task, tasks_named
 
@@ -143,9 +143,10 @@ def _is_right(problem: Problem, text: str) -> bool | None:
 
 def _print(made: Sequence[Result], out: Path) -> None:
     for title, rows in titles(made):
-        lines = cli.table(*COLUMNS, plan="row")
-        for result in rows:
-            lines.add_row(*result.cells)
+        columns, cells = table_of(rows)
+        lines = cli.table(*columns, plan="row")
+        for row in cells:
+            lines.add_row(*row)
         cli.results().print(f"\n{title}", lines, sep="\n")
     cli.results().print(f"written: {out}/paper.json, paper.md and plots", soft_wrap=True)
 

@@ -132,20 +132,22 @@ def titles(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     ]
 
 
+def table_of(results: Sequence[Result]) -> tuple[Sequence[str], list[list[str]]]:
+    """The columns of a table, and the cells of its rows. Without a published number the column `paper` is left out."""
+    table, paper = [list(COLUMNS), *(row.cells for row in results)], COLUMNS.index("paper")
+    if not any(row[paper] for row in table[1:]):
+        table = [row[:paper] + row[paper + 1 :] for row in table]
+    return table[0], table[1:]
+
+
 def write_tables(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> None:
     """Writes `paper.json` and `paper.md`."""
     content = {"measured": about, "rows": [asdict(result) for result in results]}
     (folder / "paper.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     lines = [f"# {about['model']}", ""]
     for title, rows in titles(results):
-        lines += [
-            f"## {title}",
-            "",
-            _line(COLUMNS),
-            _line(["---"] * len(COLUMNS)),
-            *(_line(row.cells) for row in rows),
-            "",
-        ]
+        columns, cells = table_of(rows)
+        lines += [f"## {title}", "", _line(columns), _line(["---"] * len(columns)), *map(_line, cells), ""]
     (folder / "paper.md").write_text("\n".join(lines), encoding="utf-8")
 
 

@@ -61,9 +61,12 @@ class Knob:
 
 @lru_cache
 def knobs_in(mode: type[Any]) -> Mapping[str, Knob]:
-    """The knobs of a mode's class, by name: its fields are `Annotated` with them. Default None: the knob is unset."""
+    """The knobs of a mode's class, by name: its fields are `Annotated` with them. Default None: the knob is unset.
+
+    A field without a knob is allowed in a mode that is used in Python only: nothing checks it.
+    """
     hints = get_type_hints(mode, include_extras=True)
-    return {name: hints[name].__metadata__[0] for name in mode.__struct_fields__}
+    return {name: knob for name in mode.__struct_fields__ for knob in getattr(hints[name], "__metadata__", ())[:1]}
 
 
 TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", minimum=1, in_block=True)

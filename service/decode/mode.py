@@ -8,6 +8,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
 from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import JointlyAbove, LeftToRight, Rule
+from service.errors import InvalidRequest
 
 
 class Pace(NamedTuple):
@@ -85,7 +86,10 @@ class RuleMode(DecodingMode, frozen=True):
         rule, block = canvas.rule(self.rule), canvas.block
         while not block.complete:
             (prediction,) = yield Evaluate((block,))
-            canvas.reveal("denoise", canvas.choose(rule, prediction, block))
+            picks = canvas.choose(rule, prediction, block)
+            if prediction.positions and not picks:
+                raise InvalidRequest(f"the rule {rule!r} picks no position, expected is one at least", param="mode")
+            canvas.reveal("denoise", picks)
             block = canvas.block
 
 

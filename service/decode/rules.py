@@ -1,7 +1,8 @@
 """Reveal rules: each chooses the picks of a prediction that are revealed next.
 
 A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
-one prediction and keeps no state.
+one prediction and keeps no state. To change a rule, change both `__call__` and `device_picks`, or delete
+`device_picks`, since on CUDA the device picks by these alone. `tests/decode/test_rules.py` compares the two.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from math import inf
 from operator import mul
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
@@ -38,11 +39,13 @@ class Rule:
     """The base of all rules."""
 
     __slots__ = ()
+    is_in_order: ClassVar[bool] = False  # whether its picks are the leftmost ones, without gaps
 
     def __init_subclass__(cls) -> None:
-        """A class that overrides `__call__` alone makes other picks than the device would."""
-        if "__call__" in cls.__dict__ and "device_picks" not in cls.__dict__:
-            cls.device_picks = Rule.device_picks  # type: ignore[method-assign]
+        """A class that overrides `__call__` alone makes other picks than the device would, and another number."""
+        for name in ("device_picks", "num_picks"):
+            if "__call__" in cls.__dict__ and name not in cls.__dict__:
+                setattr(cls, name, getattr(Rule, name))
 
     @property
     def device_picks(self) -> DevicePicks | None:
@@ -61,8 +64,8 @@ class Rule:
 
     @property
     def in_order(self) -> Rule:
-        """The same rule from left to right, for answers with a grammar."""
-        return self
+        """The same rule from left to right, for answers with a grammar and causal models. Default: one pick."""
+        return self if self.is_in_order else LeftToRight()
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal."""
@@ -114,6 +117,7 @@ class ConfidenceAbove(Rule):
 class LeftToRightAbove(Rule):
     """`dynamic` with a grammar: the leftmost pick, and later picks up to the first of confidence <= `threshold`."""
 
+    is_in_order: ClassVar[bool] = True
     threshold: float
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
@@ -147,6 +151,7 @@ class JointlyAbove(Rule):
 class LeftToRightJointlyAbove(Rule):
     """`JointlyAbove` with a grammar: the leftmost picks."""
 
+    is_in_order: ClassVar[bool] = True
     threshold: float
 
     def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
@@ -165,6 +170,7 @@ class LeftToRight(Rule):
     `bound`: the bound of `entropy_bounded`, in nats, in the order of the text, which is our own combination. 0: none.
     """
 
+    is_in_order: ClassVar[bool] = True
     count: int = 1
     bound: float = 0.0
 

@@ -61,6 +61,8 @@ class Experts(nn.Module):
 
     def forward(self, tokens: Tensor, chosen: Tensor, fixed_shapes: bool) -> Tensor:
         """tokens `[T, H]`, their experts `[T, k]` -> the output of each expert for its token, `[T, k, H]`."""
+        if not len(tokens):  # in training: answers that begin in the first block have no clean part
+            return tokens.new_empty(*chosen.shape, tokens.shape[1])
         return self._dense(tokens, chosen) if fixed_shapes else self._sparse(tokens, chosen)
 
     def _sparse(self, tokens: Tensor, chosen: Tensor) -> Tensor:

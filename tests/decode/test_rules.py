@@ -1,6 +1,8 @@
-"""Rules by entropy and from left to right, against readings made by hand."""
+"""Rules by entropy and from left to right, against readings made by hand. All rules, against what the device gets."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
@@ -9,7 +11,7 @@ from service.decode.modes import Static
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import LEFT, DevicePicks, JointlyAbove, LeftToRight, LowestEntropy, Rule, TopConfidence
 from tests.predictions import prediction_of
-from tests.rules import EXAMPLES, FirstHalf, Halving, served_rules
+from tests.rules import BOUNDS, EXAMPLES, THRESHOLDS, FirstHalf, Halving, device_rules, picks_by, served_rules
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
 SCRIPT = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
@@ -128,8 +130,33 @@ def test_all_rules_have_examples() -> None:
     assert set(served_rules()) == EXAMPLES.keys()
 
 
+@given(
+    device_rules(),
+    st.lists(st.tuples(st.floats(0.0, 1.0) | THRESHOLDS, st.floats(0.0, 6.0) | BOUNDS), min_size=1, max_size=12),
+)
+def test_a_rule_and_what_the_device_gets_of_it_are_the_same_picks(rule: Rule, read: list[tuple[float, float]]) -> None:
+    """Whoever changes a rule changes both, or deletes `device_picks`: on CUDA the device picks by these alone."""
+    picks = (Pick(2 * index, index, confidence) for index, (confidence, _) in enumerate(read))
+    wanted = prediction_of(picks, entropies=[entropy for _, entropy in read])
+    assert rule.device_picks is not None
+    assert sorted(positions(rule(wanted))) == sorted(positions(picks_by(rule.device_picks, wanted)))
+
+
+@given(
+    st.one_of(EXAMPLES.values()) | st.builds(Rule),
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 6.0)), min_size=1, max_size=12),
+)
+def test_in_order_a_rule_picks_the_leftmost_positions(rule: Rule, read: list[tuple[float, float]]) -> None:
+    """A rule that says nothing of it reveals one token."""
+    picks = tuple(Pick(2 * index, index, confidence) for index, (confidence, _) in enumerate(read))
+    wanted = rule.in_order(prediction_of(picks, entropies=[entropy for _, entropy in read]))
+    assert wanted == picks[: len(wanted)]
+    assert type(rule) is not Rule or len(wanted) == 1
+
+
 def test_the_device_gets_no_picks_of_a_class_that_overrides_them_alone() -> None:
     assert FirstHalf().device_picks is Renamed().device_picks is Rule().device_picks is None
+    assert FirstHalf().num_picks is None
     assert (TopConfidence(2).device_picks, Known().device_picks) == (DevicePicks(min_count=2), DevicePicks(LEFT, 2))
 
 

@@ -61,8 +61,9 @@ def test_the_published_recipe_is_one_option_and_its_values_can_be_changed(run_pr
     assert "--recipe was published, is default" in " ".join(capsys.readouterr().err.split())
 
 
-def test_without_options_the_best_measured_recipe_trains(run_program, data, tmp_path):
+def test_without_options_the_best_measured_recipe_trains(run_program, capsys, data, tmp_path):
     assert run_program("train-mrp", *options(data, tmp_path / "out")) == 0
+    assert "revision" not in capsys.readouterr().err  # which is off
     values = stored(tmp_path / "out")
     assert (values["module.layers"], values["objective.trajectories"], values["budget.matrices"]) == (3, 1.0, "muon")
     last = values["objective.phases"][-1]
@@ -80,7 +81,8 @@ def test_it_says_what_it_found_trains_and_says_how_good_it_is(run_program, capsy
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (2, False, 2)
     assert len((tmp_path / "out/training/losses.jsonl").read_text().splitlines()) == 3
-    assert re.findall(r"^(\d/3)  K=", output.err, re.MULTILINE) == ["1/3", "2/3", "3/3"]
+    prefixes = re.findall(r"^(\d/3  K=.*?) \d+\.\d{4}  revision \d+\.\d{4}$", output.err, re.MULTILINE)
+    assert prefixes == ["1/3  K=1 KL", "2/3  K=1 KL", "3/3  K=2 KL + 0.25 order"]
 
 
 def test_cut_lines_and_an_earlier_state_are_mentioned(run_program, capsys, data, tmp_path):

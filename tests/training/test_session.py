@@ -19,7 +19,7 @@ from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
 from service.replica.card import read_examples
 from service.text import TextCodec
-from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, I_DLM_NAME
+from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, I_DLM_NAME, LLADA2_NAME, LLADA22_NAME
 from tests.training.conftest import curve
 from training.card import write_card
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
@@ -105,8 +105,10 @@ def test_the_card_names_a_backbone_of_the_hub_and_shows_prompts_of_the_data(tmp_
     assert text.text == "w1 w2"
 
 
-def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):
-    source = GOLDEN.parent / EXPERTS_NAME
+@pytest.mark.parametrize("name", [EXPERTS_NAME, LLADA2_NAME, LLADA22_NAME])
+def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path, name):
+    """The texts fit into LLaDA2's first block of 32, so its experts get no tokens of a clean part."""
+    source = GOLDEN.parent / name
     run(plan_of(data, tmp_path, source=Source(str(source), data, heldout=0.0), budget=Budget(steps=3, rows=3)))
     result = load_checkpoint(tmp_path)
     assert result.config.experts == load_checkpoint(source).config.experts

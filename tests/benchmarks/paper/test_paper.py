@@ -9,7 +9,7 @@ from benchmarks.paper.decoders import Answer, EngineDecoder
 from benchmarks.paper.published import PaperCell, paper_cell
 from benchmarks.paper.rates import Pieces, ratio_of_rates
 from benchmarks.paper.records import Chunk, Record
-from benchmarks.paper.report import results_of, write_plots
+from benchmarks.paper.report import COLUMNS, results_of, table_of, write_plots
 from benchmarks.paper.rows import rows_for
 from service.decode.modes import Direct, Remask, Speculative, Static
 from tests.tiny import GOLDEN
@@ -66,6 +66,7 @@ def test_a_result_has_accuracy_speed_and_the_papers_numbers_on_the_chunks_of_sta
     assert direct.speedup_low == pytest.approx(1.5) == direct.speedup_high
     assert direct.is_published
     assert direct.cells[2] == "90.1 %, 1.51 to 1.61 x"
+    assert table_of([static, direct]) == (list(COLUMNS), [static.cells, direct.cells])
     write_plots(tmp_path, [static, direct])
     assert [file.name for file in tmp_path.glob("*.png")] == ["gsm8k-block-16-at-1.png"]
 
@@ -90,7 +91,9 @@ def test_every_row_on_both_block_sizes(paper, data, tmp_path, capsys):
         static, direct, *_ = rows
         assert direct["tokens_per_forward"] > static["tokens_per_forward"]
     assert "mbpp, blocks of 4, 2 at once, 6 problems" in capsys.readouterr().out
-    assert "## mbpp, blocks of 16, 2 at once, 6 problems" in (out / "paper.md").read_text()
+    table = (out / "paper.md").read_text()
+    assert "## mbpp, blocks of 16, 2 at once, 6 problems" in table
+    assert "| row | accuracy | tokens/forward |" in table  # nothing was published of this model
     assert not list(out.glob("*.png"))
 
 
