@@ -227,6 +227,8 @@ class Ingress:
 
         RateLimited before the body is read, if the key may send none. A request counts from its head on.
         """
+        if self._keys.refresh():
+            self.admission.set_tenants(len(self._keys))
         key = self._keys.find(sent_key(request.headers))
         request.state.api_key, request.state.admitted = key, False
         if record := current_record():
