@@ -86,6 +86,7 @@ def test_every_node_has_the_environment_of_the_program(overlay):
         values = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert len(values) == len(container["env"]), "a variable stands twice"
         assert (values | operators).items() >= program.ENVIRONMENT.items()
+        assert values["RAY_LOG_TO_STDERR"] == "1", "kubectl logs"
 
 
 @pytest.mark.parametrize(("overlay", "tag"), [(OVERLAYS[0], "cpu"), (OVERLAYS[1], "cuda"), (OVERLAYS[2], "cuda")])
