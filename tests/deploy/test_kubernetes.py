@@ -85,6 +85,7 @@ def test_the_pod_is_as_restricted_as_those_of_kuberay(overlay):
     worker = group["template"]["spec"]
     assert pod["securityContext"] == worker["securityContext"]
     assert pod["automountServiceAccountToken"] is False
+    assert pod["imagePullSecrets"] == worker["imagePullSecrets"]
     assert container["securityContext"] == worker["containers"][0]["securityContext"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     shared = {mount["name"]: mount["mountPath"] for mount in worker["containers"][0]["volumeMounts"]}
