@@ -148,6 +148,7 @@ def _ready(settings: Settings, seconds: float, device: str) -> str:
         address = f"{in_url(settings.host)}:{settings.port}"
         warning = f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
     return (
-        f"{settings.model_name} is served on {url} after {seconds:.0f} s, on {device}; fields and examples: {url}/docs\n"
+        f"{settings.model_name} is served on {url} after {seconds:.0f} s, on {device}; "
+        f"fields and examples: {url}/docs\n"
         f"try: {curl} {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
     )

@@ -270,21 +270,19 @@ def test_the_hubs_token_may_be_missing(overlay):
         assert token["optional"] is True
 
 
-def test_the_ingress_leads_to_the_service_and_only_to_routes_of_clients(tmp_path):
-    parts = {name: os.path.relpath(KUBERAY / name, tmp_path) for name in ("overlays/cpu-demo", "components/ingress")}
-    kustomization = {"resources": [parts["overlays/cpu-demo"]], "components": [parts["components/ingress"]]}
+def test_the_route_leads_to_the_service_and_only_to_routes_of_clients(tmp_path):
+    parts = {name: os.path.relpath(KUBERAY / name, tmp_path) for name in ("overlays/cpu-demo", "components/route")}
+    kustomization = {"resources": [parts["overlays/cpu-demo"]], "components": [parts["components/route"]]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     documents = build(tmp_path)
-    ingress = find(documents, "Ingress")
-    assert problems(ingress) == []
-    [rule] = ingress["spec"]["rules"]
-    assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/generate", "/health"}
+    route = find(documents, "HTTPRoute")
+    assert problems(route) == []
+    [rule] = route["spec"]["rules"]
+    assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/generate", "/health"]
     service = find(documents, "RayService")["spec"]["serveService"]
     [port] = service["spec"]["ports"]
-    backends = [path["backend"]["service"] for path in rule["http"]["paths"]]
-    assert backends == [{"name": service["metadata"]["name"], "port": {"name": port["name"]}}] * 3
-    timeout_s = int(ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-read-timeout"])
-    assert timeout_s > Settings().request_timeout_s
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
+    assert int(rule["timeouts"]["request"].removesuffix("s")) > Settings().request_timeout_s
 
 
 def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_for(tmp_path):

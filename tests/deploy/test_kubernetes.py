@@ -119,7 +119,7 @@ def test_service_and_policies_find_the_pod_and_only_the_gpu_overlay_reaches_the_
 
 def test_the_components_of_kuberay_fit(tmp_path):
     """The monitor finds the Service, and the route leads to it."""
-    names = ("monitoring", "ingress")
+    names = ("monitoring", "route")
     components = [os.path.relpath(KUBERAY / "components" / name, tmp_path) for name in names]
     kustomization = {"resources": [os.path.relpath(FOLDER / "gpu", tmp_path)], "components": components}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
@@ -129,6 +129,5 @@ def test_the_components_of_kuberay_fit(tmp_path):
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     [port] = service["spec"]["ports"]
     assert [entry["port"] for entry in monitor["endpoints"]] == [port["name"]]
-    paths = find(documents, "Ingress")["spec"]["rules"][0]["http"]["paths"]
-    [backend] = {str(path["backend"]["service"]) for path in paths}
-    assert backend == str({"name": service["metadata"]["name"], "port": {"name": port["name"]}})
+    [rule] = find(documents, "HTTPRoute")["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
