@@ -54,6 +54,9 @@ continues an answer, its prompt and its first block count once.
 Tokens per forward over time is the ratio of two counters:
 `rate(mrp_generation_tokens_total[1m]) / rate(mrp_forwards_total{kind=~"denoise|verify"}[1m])`.
 
+Counters with labels begin at 0 for every known value, so `rate` sees a first event. Positions and plans are not known
+before.
+
 A replica or ingress that stops takes its counters with it, so sums over the page fall. What it counted after the last
 scrape is lost. Prometheus' `rate` and `increase` allow for this, by each `replica`. The difference of two pages does
 not.

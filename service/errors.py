@@ -190,6 +190,12 @@ class SettingsError(MrpServeError):
     """A setting or configuration value is not allowed."""
 
 
+def codes() -> tuple[str, ...]:
+    """The codes of all errors of this module, each once."""
+    kinds = (kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, MrpServeError))
+    return tuple(dict.fromkeys(kind.code for kind in kinds))
+
+
 # --- the ends of messages about unknown names: "did you mean" -------------------------------------------
 
 #: letters of an unknown name that are compared with the known ones

@@ -40,7 +40,8 @@ service.link: service.ipc service.messages service.routing service.errors servic
 service.admission: service.fair_queue service.messages service.settings service.errors
 service.engine_process: service.constraints service.decode.block service.engine service.ipc service.messages
     service.model service.parallel service.settings service.telemetry service.text service.errors service.tracebacks
-service.replica: service.decode.block service.decode.registry service.decode.step_map
+service.replica: service.decode.block service.decode.mode service.decode.modes service.decode.registry
+    service.decode.step_map
     service.engine service.engine_process service.messages service.model service.quality service.settings
     service.telemetry service.text service.errors service.tracebacks
 service.api: service.admission.charge service.constraints.constraint service.constraints.structural_tags

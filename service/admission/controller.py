@@ -47,6 +47,10 @@ class AdmissionController:
         self.demand.slots = card.replica_slots
         self._replicas = max(1.0, card.slots / card.replica_slots)
 
+    def set_tenants(self, tenants: int) -> None:
+        """The number of API keys from now on."""
+        self.slots.shared = tenants > 1
+
     def set_halted(self, halted: bool) -> None:
         """Whether the replicas are paused or asleep from now on. Requests wait, which no further replica would help."""
         self._halted = halted

@@ -1,7 +1,7 @@
 """API keys and their rate limits.
 
-Keys are read from the settings and their file, stored as SHA-256 digests, compared in constant time. A key itself is
-never stored, shown or logged. The name of a key is the tenant of its requests.
+Keys are read from the settings and their file, stored as SHA-256 digests, compared in constant time. A changed file is
+read again. A key itself is never stored, shown or logged. The name of a key is the tenant of its requests.
 """
 
 from __future__ import annotations
@@ -48,9 +48,18 @@ class ApiKey:
 
 
 class KeyRing:
-    """All API keys. Without any the service is open, and all requests belong to one anonymous tenant."""
+    """All API keys. Without any the service is open, and all requests belong to one anonymous tenant.
 
-    def __init__(self, keys: Sequence[ApiKey]) -> None:
+    `file`: the file of further keys.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey], file: Path | None = None) -> None:
+        self._fixed, self._file, self._version = tuple(keys), file, _version(file)
+        self._keys = self._read_all()
+        self._anonymous = ApiKey(ANONYMOUS)
+
+    def _read_all(self) -> tuple[ApiKey, ...]:
+        keys = (*self._fixed, *(_read(self._file) if self._file else ()))
         names: dict[str, str] = {}
         for key in keys:
             if key.name in names.values():
@@ -58,8 +67,20 @@ class KeyRing:
             if (twin := names.setdefault(key.digest.hex(), key.name)) != key.name:
                 both = f"{twin!r} and {key.name!r}"
                 raise SettingsError(f"API keys: the key of {both} is given twice", param="api_keys")
-        self._keys = tuple(keys)
-        self._anonymous = ApiKey(ANONYMOUS)
+        return keys
+
+    def refresh(self) -> bool:
+        """Reads the file again if it has changed. A wrong file changes no key. Whether the keys are new."""
+        if (version := _version(self._file)) == self._version:
+            return False
+        self._version = version
+        try:
+            self._keys = self._read_all()
+        except SettingsError as error:
+            _log.error("the API keys stay as they are: %s", error)
+            return False
+        _log.warning("api_keys_file has changed; the number of API keys is now %d", len(self))
+        return True
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -67,7 +88,7 @@ class KeyRing:
     @classmethod
     def load(cls, settings: Settings) -> KeyRing:
         """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError if one is not allowed."""
-        return cls([*_named(settings.api_keys), *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
+        return cls(_named(settings.api_keys), settings.api_keys_file)
 
     @classmethod
     def load_admins(cls, settings: Settings) -> KeyRing:
@@ -87,6 +108,15 @@ class KeyRing:
             problem = "wrong" if secret else "missing"
             raise Unauthorized(f"the {name} is {problem}; send `Authorization: Bearer <key>`")
         return matches[0]
+
+
+def _version(file: Path | None) -> tuple[int, ...]:
+    """Numbers that differ when the file has changed. Kubernetes replaces the link to a file of a Secret."""
+    try:
+        status = file.stat() if file else None
+    except OSError:
+        return ()
+    return (status.st_mtime_ns, status.st_ino, status.st_size) if status else ()
 
 
 def _named(keys: Sequence[str]) -> list[ApiKey]:
@@ -146,24 +176,24 @@ class Bucket:
     """A token bucket of `per_minute`, which refills evenly. It may go below 0 when more is used than was estimated."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
-        self._size, self._clock = per_minute, clock
+        self.size, self._clock = per_minute, clock
         self._left, self._since = per_minute, clock()
 
     @property
     def left(self) -> float:
         now = self._clock()
-        self._left = min(self._size, self._left + (now - self._since) * self._size / _MINUTE_S)
+        self._left = min(self.size, self._left + (now - self._since) * self.size / _MINUTE_S)
         self._since = now
         return self._left
 
     def wait_s(self, amount: float) -> float:
         """Seconds until `amount` may be used if nothing else is. An amount above `per_minute` needs a full bucket."""
-        missing = min(amount, self._size) - self.left
-        return max(0.0, missing * _MINUTE_S / self._size)
+        missing = min(amount, self.size) - self.left
+        return max(0.0, missing * _MINUTE_S / self.size)
 
     def consume(self, amount: float) -> None:
         """Uses `amount`. A negative amount is given back."""
-        self._left = min(self._size, self.left - amount)
+        self._left = min(self.size, self.left - amount)
 
 
 class RateLimits:
@@ -195,7 +225,9 @@ class RateLimits:
             bucket.consume(tokens)
 
     def _check(self, key: ApiKey, unit: str, per_minute: int, amount: float) -> None:
-        bucket = self._buckets.setdefault((key.name, unit), Bucket(per_minute / self._sharers, self._clock))
+        size = per_minute / self._sharers
+        if (bucket := self._buckets.get((key.name, unit))) is None or bucket.size != size:
+            bucket = self._buckets[key.name, unit] = Bucket(size, self._clock)
         if wait_s := bucket.wait_s(amount):
             limit = f"key {key.name!r} may have {per_minute} {unit} a minute"
             raise RateLimited(f"{limit}; try again in {wait_s:.1f} s", retry_after=wait_s)

@@ -38,7 +38,7 @@ class Slots:
     """Gives out slots. `total`: their number, set by `resize`. `shared`: no tenant gets all, since others may come."""
 
     def __init__(self, queue: FairQueue[Waiter], throughput: Throughput, shared: bool = False) -> None:
-        self._queue, self._throughput, self._shared = queue, throughput, shared
+        self._queue, self._throughput, self.shared = queue, throughput, shared
         self.total = self._decoded = self._used = 0
         self._tenants: dict[str, _TenantSlots] = {}
 
@@ -104,7 +104,7 @@ class Slots:
 
     def _next(self) -> str | None:
         """The tenant whose turn it is, None if none may have another slot."""
-        if not self._shared:
+        if not self.shared:
             return next(iter(self._queue.tenants), None)
         weights = sum(tenant.weight for tenant in self._tenants.values())
         free = self._decoded - self._used - 1

@@ -20,7 +20,7 @@ from starlette.routing import Match
 from typing_extensions import TypedDict
 
 from service.decode.modes import MODES
-from service.errors import InvalidRequest, MrpServeError, PromptTooLong, nearest, similar
+from service.errors import InvalidRequest, MrpServeError, PromptTooLong, codes, nearest, similar
 from service.tracebacks import error_for_client
 
 
@@ -49,7 +49,10 @@ LOGGED = "mrp_error_logged"
 #: nginx's status for a client that disconnected before the answer; it appears only in the log
 CLIENT_LEFT = 499
 
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+_OTHER_HTTP_CODE = "http_error"
+#: the codes of all errors
+CODES = (*codes(), *_HTTP_CODES.values(), _OTHER_HTTP_CODE)
 
 
 class _HttpError(MrpServeError):
@@ -58,7 +61,7 @@ class _HttpError(MrpServeError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.code = _CODES.get(status, "http_error")
+        self.code = _HTTP_CODES.get(status, _OTHER_HTTP_CODE)
 
 
 def install_error_handlers(app: FastAPI, count: CountError) -> None:

@@ -49,6 +49,18 @@ def check_room(settings: Settings) -> None:
             )
 
 
+def device(settings: Settings) -> str:
+    """The replicas' device in words. Ray, which runs, knows the types of GPUs."""
+    import ray
+
+    from service.app import wants_gpu
+
+    if not wants_gpu(settings.device):
+        return "cpu (no GPU seen)" if settings.device == "auto" else "cpu"
+    names = [name.partition(":") for name in ray.cluster_resources()]
+    return f"cuda: {', '.join(kind for prefix, _, kind in names if prefix == 'accelerator_type') or 'unknown type'}"
+
+
 def warnings() -> list[str]:
     """What allows a start, but little load."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -65,7 +65,7 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
     await draining.prepare()
     if settings.ingress_listens:
         IngressWatch(OwnPort(settings.host, settings.port), say).start()
-    say(_ready(settings, time.monotonic() - started))
+    say(_ready(settings, time.monotonic() - started, preflight.device(settings)))
     status = await asyncio.to_thread(end.wait)
     timeout_s = settings.drain_timeout_s if status == Exit.ENDED else min(settings.drain_timeout_s, _LOST_DRAIN_S)
     if not await draining.drain(timeout_s):
@@ -136,7 +136,7 @@ class LogPipe:
                     sys.stderr.flush()
 
 
-def _ready(settings: Settings, seconds: float) -> str:
+def _ready(settings: Settings, seconds: float, device: str) -> str:
     port = OwnPort(settings.host, settings.port)
     url, curl = port.url, "curl -s"
     if getproxies().keys() & {"http", "all"} and not proxy_bypass(port.host):
@@ -148,6 +148,7 @@ def _ready(settings: Settings, seconds: float) -> str:
         address = f"{in_url(settings.host)}:{settings.port}"
         warning = f"\nwarning: no API keys are set, so whoever reaches {address} may use the service"
     return (
-        f"{settings.model_name} is served on {url} after {seconds:.0f} s; fields and examples: {url}/docs\n"
+        f"{settings.model_name} is served on {url} after {seconds:.0f} s, on {device}; "
+        f"fields and examples: {url}/docs\n"
         f"try: {curl} {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'{warning}"
     )

@@ -9,6 +9,9 @@ from service.engine.request import BlockEvent, GenerationRequest
 from service.errors import OutputsNotFinite
 from service.telemetry.metrics import Registry, Sums
 
+#: the sources of revealed tokens
+SOURCES = ("backbone", "mrp", "draft", "grammar")
+
 
 class EngineMetrics:
     """Implements the engine's `Observer`: counts into `sink`."""

@@ -25,7 +25,7 @@ from service.admission.throughput import MIN_WANTED
 from service.api.answers import Health, Live, Version
 from service.api.anthropic.routes import anthropic_router
 from service.api.driver import JsonAnswer, locked
-from service.api.errors import install_error_handlers
+from service.api.errors import CODES, install_error_handlers
 from service.api.fields import IGNORED, STRICT, IgnoredFields
 from service.api.generate import generate_router
 from service.api.models import Models, models_json
@@ -84,10 +84,9 @@ class Ingress:
         self._registry.set("replicas_least", settings.num_replicas)
         self._registry.set("replicas_most", settings.max_num_replicas)
         self._registry.set("replicas_linked", 0)
-        for reason in REASONS:
-            self._registry.add("request_failovers_total", 0, reason=reason)
-        for reason in ROUTING_REASONS:
-            self._registry.add("request_routed_total", 0, by=reason)
+        self._registry.start("request_rejected_total", reason=CODES)
+        self._registry.start("request_failovers_total", reason=REASONS)
+        self._registry.start("request_routed_total", by=ROUTING_REASONS)
         self._keys = keys = KeyRing.load(settings)
         self.admission = AdmissionController(settings, deps.clock, tenants=len(keys))
         self._availability = Availability(
@@ -228,6 +227,8 @@ class Ingress:
 
         RateLimited before the body is read, if the key may send none. A request counts from its head on.
         """
+        if self._keys.refresh():
+            self.admission.set_tenants(len(self._keys))
         key = self._keys.find(sent_key(request.headers))
         request.state.api_key, request.state.admitted = key, False
         if record := current_record():

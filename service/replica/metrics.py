@@ -1,14 +1,20 @@
 """The metrics of a replica: the ends of requests, and the sums of its engine's process."""
 
+from typing import get_args
+
+from service.decode.mode import ScoreMode
+from service.decode.modes import MODES
 from service.engine.observer import EngineState
-from service.engine.request import FinishReason, Stats
-from service.engine_process.metrics import EngineMetrics
+from service.engine.request import FinishReason, ForwardKind, Stats
+from service.engine_process.metrics import SOURCES, EngineMetrics
 from service.messages.replica_status import Family
 from service.messages.wire import Weights
 from service.telemetry.metrics import Registry
 
 #: the most ended requests that wait to be counted
 _UNCOUNTED = 256
+#: the modes of all requests
+_MODES = (*MODES, ScoreMode.name)
 
 
 class ReplicaMetrics(EngineMetrics):
@@ -16,6 +22,11 @@ class ReplicaMetrics(EngineMetrics):
 
     def __init__(self) -> None:
         self._registry = Registry("replica")
+        reasons, kinds = get_args(FinishReason), get_args(ForwardKind)
+        self._registry.start("request_success_total", mode=_MODES, finished_reason=reasons)
+        self._registry.start("generation_tokens_total", mode=_MODES)
+        self._registry.start("forwards_total", kind=kinds)
+        self._registry.start("tokens_revealed_total", mode=_MODES, source=SOURCES)
         self.add_sums = self._registry.add_sums
         self._ended: list[tuple[str, FinishReason, Stats]] = []
         super().__init__(self._registry)

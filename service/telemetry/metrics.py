@@ -1,7 +1,8 @@
 """The table of all metrics, the registry of one process, and `Sums` for a process without a registry."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -146,6 +147,14 @@ class Registry:
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         self._labelled(name, labels).inc(amount)
+
+    def start(self, name: str, **values: Iterable[str]) -> None:
+        """Shows a counter as 0 for every combination of these values of its labels.
+
+        Without this, Prometheus sees no increase at a first event, and a sum with a counter without events is empty.
+        """
+        for combination in product(*values.values()):
+            self.add(name, 0, **dict(zip(values, combination, strict=True)))
 
     def set(self, name: str, value: float) -> None:
         self._metrics[name].set(value)

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,42 @@ class TestFiles:
             with caplog.at_level(logging.WARNING):
                 KeyRing.load(Settings(api_keys_file=path))
             assert ("chmod 600" in caplog.text) == warned
+
+
+class TestRefreshing:
+    def test_a_changed_file_changes_the_keys(self, ring, tmp_path: Path) -> None:
+        keys = ring([entry("a", "one")], api_keys="fixed")
+        assert not keys.refresh()
+        ring([entry("b", "two", weight=2), entry("c", "three")])
+        assert keys.refresh()
+        assert not keys.refresh()
+        assert [keys.find(secret).name for secret in (b"fixed", b"two", b"three")] == ["key-1", "b", "c"]
+        with pytest.raises(Unauthorized):
+            keys.find(b"one")
+
+    def test_a_secret_of_kubernetes_replaces_a_link(self, tmp_path: Path) -> None:
+        """Both files may have one size and one time."""
+        for name, key in (("old", "one"), ("new", "two")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "keys.yaml").write_text(yaml.safe_dump([entry(key=key)]), "utf-8")
+            os.utime(tmp_path / name / "keys.yaml", ns=(0, 0))
+        (tmp_path / "data").symlink_to("old")
+        keys = KeyRing.load(Settings(api_keys_file=tmp_path / "data" / "keys.yaml"))
+        (tmp_path / "next").symlink_to("new")
+        (tmp_path / "next").rename(tmp_path / "data")
+        assert keys.refresh()
+        assert keys.find(b"two").name == "team"
+
+    @pytest.mark.parametrize("content", ["", "[", "- {name: a}", None])
+    def test_a_wrong_file_changes_no_key(self, ring, tmp_path: Path, content: str | None, caplog) -> None:
+        keys, path = ring([entry()]), tmp_path / "keys.yaml"
+        path.unlink() if content is None else path.write_text(content, "utf-8")
+        assert not keys.refresh()
+        assert not keys.refresh()
+        assert keys.find(SECRET.encode()).name == "team"
+        assert caplog.text.count("the API keys stay as they are: api_keys_file") == 1
+        ring([entry("later")])
+        assert keys.refresh()
 
 
 class TestSecrecy:

@@ -51,6 +51,16 @@ class TestLimits:
         clock.now += math.ceil(caught.value.retry_after or 0)
         limits.take_request(key)
 
+    def test_a_changed_limit_counts_from_now_on(self, clock: Clock) -> None:
+        limits = RateLimits(clock)
+        limits.take_request(ApiKey("a", b"a", requests_per_minute=1))
+        with pytest.raises(RateLimited):
+            limits.take_request(ApiKey("a", b"a", requests_per_minute=1))
+        for _ in range(2):
+            limits.take_request(ApiKey("a", b"a", requests_per_minute=2))
+        with pytest.raises(RateLimited):
+            limits.take_request(ApiKey("a", b"a", requests_per_minute=2))
+
     def test_sharers_have_equal_parts_of_a_limit(self, clock: Clock) -> None:
         key, admitted = ApiKey("a", b"a", requests_per_minute=60), 0
         sharers = [RateLimits(clock, 3) for _ in range(3)]

@@ -121,6 +121,23 @@ def test_more_replicas_than_the_machine_has_room_for(
     preflight.check_room(Settings(num_replicas=1, device=device))
 
 
+@pytest.mark.parametrize(
+    ("resources", "device", "words"),
+    [
+        ({"CPU": 2.0}, "auto", "cpu (no GPU seen)"),
+        ({"CPU": 2.0, "GPU": 1.0, "accelerator_type:L40S": 1.0}, "cpu", "cpu"),
+        ({"CPU": 2.0, "GPU": 1.0, "accelerator_type:L40S": 1.0}, "auto", "cuda: L40S"),
+        ({"CPU": 2.0, "GPU": 1.0}, "cuda", "cuda: unknown type"),
+    ],
+)
+def test_the_start_names_the_device(
+    monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], device: str, words: str
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    assert preflight.device(Settings(device=device)) == words
+
+
 def test_the_checks_do_not_import_torch() -> None:
     """Importing torch takes longer than all checks, and a program that starts Ray does not need torch."""
     program = (

@@ -34,7 +34,7 @@ def test_a_calibration_that_is_broken(run, capsys, tmp_path):
 
 @pytest.mark.parametrize("keys", [{}, {"api_keys": "secret"}, {"api_keys_file": "keys.yaml"}])
 def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys):
-    output = _ready(Settings(**keys), 3.0)
+    output = _ready(Settings(**keys), 3.0, "cpu")
     assert ("-H 'Authorization: Bearer KEY' " in output) == bool(keys)
     assert "secret" not in output
 
@@ -54,12 +54,12 @@ def test_the_command_to_try_goes_past_proxies_that_curl_would_ask(monkeypatch, p
     monkeypatch.delenv("no_proxy", raising=False)
     for name, value in proxies.items():
         monkeypatch.setenv(name, value)
-    assert ("try: curl -s --noproxy '*' http://" in _ready(Settings(), 3.0)) is past
+    assert ("try: curl -s --noproxy '*' http://" in _ready(Settings(), 3.0, "cpu")) is past
 
 
 @pytest.mark.parametrize(("host", "url"), [("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000")])
 def test_an_address_of_ipv6_stands_in_brackets(host, url):
-    assert f"is served on {url} after" in _ready(Settings(host=host), 3.0)
+    assert f"is served on {url} after 3 s, on cuda: L40S;" in _ready(Settings(host=host), 3.0, "cuda: L40S")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_address_of_ipv6_stands_in_brackets(host, url):
     ],
 )
 def test_a_service_without_keys_that_others_may_reach_says_so(chosen_settings, warns):
-    assert ("warning: no API keys are set" in _ready(Settings(**chosen_settings), 3.0)) is warns
+    assert ("warning: no API keys are set" in _ready(Settings(**chosen_settings), 3.0, "cpu")) is warns
 
 
 def test_lines_of_other_processes_come_out_whole(tmp_path, capsys):

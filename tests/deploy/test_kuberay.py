@@ -86,6 +86,7 @@ def test_every_node_has_the_environment_of_the_program(overlay):
         values = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert len(values) == len(container["env"]), "a variable stands twice"
         assert (values | operators).items() >= program.ENVIRONMENT.items()
+        assert values["RAY_LOG_TO_STDERR"] == "1", "kubectl logs"
 
 
 @pytest.mark.parametrize(("overlay", "tag"), [(OVERLAYS[0], "cpu"), (OVERLAYS[1], "cuda"), (OVERLAYS[2], "cuda")])
@@ -232,6 +233,26 @@ def test_monitors_find_the_service_and_its_ports():
         assert pods["port"] in {port["name"] for port in container["ports"]}
 
 
+def test_the_dashboard_is_for_grafanas_sidecar_and_a_release_may_label_the_monitors(tmp_path):
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "resources": [os.path.relpath(KUBERAY / "overlays" / "gpu", tmp_path)],
+                "labels": [{"pairs": {"release": "NAME"}}],
+            }
+        )
+    )
+    documents = build(tmp_path)
+    board = find(documents, "ConfigMap", "mrp-serve-dashboard")
+    assert problems(board) == []
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    [source] = (ROOT / "deploy" / "observe" / "grafana" / "dashboards").glob("*.json")
+    assert board["data"] == {source.name: source.read_text()}
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
+        assert find(documents, kind)["metadata"]["labels"]["release"] == "NAME"
+    assert "NAME" not in str(find(documents, "ServiceMonitor")["spec"])
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_node_finds_the_keys(overlay):
     for pod in pods_of(build(overlay)):
@@ -249,21 +270,19 @@ def test_the_hubs_token_may_be_missing(overlay):
         assert token["optional"] is True
 
 
-def test_the_ingress_leads_to_the_service_and_only_to_routes_of_clients(tmp_path):
-    parts = {name: os.path.relpath(KUBERAY / name, tmp_path) for name in ("overlays/cpu-demo", "components/ingress")}
-    kustomization = {"resources": [parts["overlays/cpu-demo"]], "components": [parts["components/ingress"]]}
+def test_the_route_leads_to_the_service_and_only_to_routes_of_clients(tmp_path):
+    parts = {name: os.path.relpath(KUBERAY / name, tmp_path) for name in ("overlays/cpu-demo", "components/route")}
+    kustomization = {"resources": [parts["overlays/cpu-demo"]], "components": [parts["components/route"]]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     documents = build(tmp_path)
-    ingress = find(documents, "Ingress")
-    assert problems(ingress) == []
-    [rule] = ingress["spec"]["rules"]
-    assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/generate", "/health"}
+    route = find(documents, "HTTPRoute")
+    assert problems(route) == []
+    [rule] = route["spec"]["rules"]
+    assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/generate", "/health"]
     service = find(documents, "RayService")["spec"]["serveService"]
     [port] = service["spec"]["ports"]
-    backends = [path["backend"]["service"] for path in rule["http"]["paths"]]
-    assert backends == [{"name": service["metadata"]["name"], "port": {"name": port["name"]}}] * 3
-    timeout_s = int(ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-read-timeout"])
-    assert timeout_s > Settings().request_timeout_s
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
+    assert int(rule["timeouts"]["request"].removesuffix("s")) > Settings().request_timeout_s
 
 
 def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_for(tmp_path):
@@ -271,6 +290,8 @@ def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_
     assert not [entry for entry in documents if entry["kind"] == "Secret"]
     references = [entry["secretKeyRef"] for entry in mappings(documents) if "secretKeyRef" in entry]
     requests_ = {("mrp-serve-api-keys", "keys.yaml"), *((entry["name"], entry["key"]) for entry in references)}
+    registries = {pod["imagePullSecrets"][0]["name"] for overlay in OVERLAYS for pod in pods_of(build(overlay))}
+    requests_ |= {(name, ".dockerconfigjson") for name in registries}
     secrets, output = made_by_the_guide(tmp_path)
     assert {(name, key) for name, data in secrets.items() for key in data} == requests_
     assert len(secrets["mrp-serve-redis"]["password"]) == 64
@@ -281,13 +302,17 @@ def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_
 
 def made_by_the_guide(folder):
     """The Secrets that the guide's commands make, run without a cluster, by name; and what the user sees."""
-    beginnings = ("mrp-serve key", "openssl rand", "kubectl create secret")
+    beginnings = ("docker run --rm mrp-serve:cpu key", "openssl rand", "kubectl create secret")
     lines = [
         f"{line.partition('  #')[0]} {'--dry-run=client -o yaml; echo ---' if 'create secret' in line else ''}"
-        for line in (ROOT / "docs" / "deploy.md").read_text().splitlines()
-        if line.startswith(beginnings)
+        for line in map(str.strip, (ROOT / "docs" / "deploy.md").read_text().splitlines())
+        if line.startswith(beginnings) and ("|" in line or "kubectl" in line)
     ]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    docker = folder / "docker"
+    docker.write_text(f'#!/bin/sh\nshift 3; exec {ROOT}/deploy/entrypoint.sh "$@"\n')
+    docker.chmod(0o755)
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
     command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return {

@@ -8,6 +8,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.sdk import get_docker_host_mount_location
 
 from service.cli import cluster as program
+from service.settings.settings import Settings
 from tests.deploy.dockerfile import ROOT, read, variables
 
 FILES = ("ray-cluster.yaml", "ray-cluster-local.yaml")
@@ -40,6 +41,12 @@ def test_the_head_has_no_gpu_and_every_worker_one():
 def test_the_local_cluster_counts_its_machines():
     config = raw("ray-cluster-local.yaml")
     assert config["min_workers"] == config["max_workers"] == len(config["provider"]["worker_ips"])
+
+
+def test_the_serve_config_leaves_sizes_to_the_replica():
+    """A GPU has room for more requests than a number for all machines allows."""
+    [application] = raw("serve.yaml")["applications"]
+    assert Settings(**application["args"]) == Settings()
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -16,6 +17,13 @@ KEYS = dict(line.split("=", 1) for line in UNIT.read_text("utf-8").splitlines() 
 def test_files_of_the_service_are_private() -> None:
     assert KEYS["Environment"] == f"HOME=/var/lib/{KEYS['StateDirectory']}"
     assert KEYS["StateDirectoryMode"] == "0700"
+
+
+def test_a_wrong_flag_is_not_tried_again() -> None:
+    command = [sys.executable, "-m", "service.cli", "serve", "--no-such-flag"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert KEYS["Restart"] == "on-failure"
+    assert KEYS["RestartPreventExitStatus"] == str(done.returncode)
 
 
 def test_its_limits_are_enough() -> None:

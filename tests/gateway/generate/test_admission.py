@@ -162,6 +162,14 @@ def key(name: str) -> dict[str, str]:
 
 
 class TestKeys:
+    async def test_a_changed_file_counts_for_the_next_request(self, keyed, tmp_path):
+        _, http = keyed(a={})
+        async with http:
+            assert (await http.post(GENERATE, json=body(), headers=key("a"))).status_code == 200
+            keys_file(tmp_path, b={}, c={})
+            problem(await http.post(GENERATE, json=body(), headers=key("a")), 401)
+            assert (await http.post(GENERATE, json=body(), headers=key("b"))).status_code == 200
+
     async def test_a_request_has_the_tenant_and_weight_of_its_key(self, keyed):
         backend, http = keyed(a={"weight": 3}, b={})
         async with http:
