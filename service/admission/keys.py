@@ -76,7 +76,7 @@ class KeyRing:
         self._version = version
         try:
             self._keys = self._read_all()
-        except SettingsError as error:
+        except (SettingsError, OSError) as error:
             _log.error("the API keys stay as they are: %s", error)
             return False
         _log.warning("api_keys_file has changed; the number of API keys is now %d", len(self))
