@@ -122,7 +122,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> dict[str, str]:
     from service.decode.registry import served_modes
-    from service.model.attention import PagedCache
+    from service.model.attention import page_bytes
     from service.model.checkpoint import num_parameters, weight_bytes
     from service.model.files import revision_of
 
@@ -132,7 +132,7 @@ def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> d
         ends += f", delete and split {list(config.edit_token_ids)}"
     backbone = num_parameters(replace(config, mrp=None))
     module = num_parameters(config) - backbone
-    page = PagedCache.bytes_per_page(config, checkpoint.dtype)
+    page = page_bytes(config, checkpoint.dtype.itemsize)
     modes = served_modes(has_mrp=mrp is not None, causal=config.causal)
     weights = weight_bytes(config, checkpoint.dtype, checkpoint.wide_layers)
     return {
@@ -210,7 +210,7 @@ def _types(checkpoint: Checkpoint) -> str:
 
 
 def _devices(checkpoint: Checkpoint) -> dict[str, str]:
-    from service.model.attention import PagedCache
+    from service.model.attention import page_bytes
     from service.model.checkpoint import weight_bytes
     from service.model.config import Shard, possible_sizes
 
@@ -218,7 +218,7 @@ def _devices(checkpoint: Checkpoint) -> dict[str, str]:
     for size in sorted({2, 4, 8}.intersection(possible_sizes(config))):
         part = Shard(0, size).divide(config)
         weights = weight_bytes(part, dtype, checkpoint.wide_layers) / 2**20
-        token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
+        token = page_bytes(part, dtype.itemsize) / config.block_size / 1024
         facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
     return facts
 

@@ -229,6 +229,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps) -> Eng
         max_running=_number(settings.max_num_seqs),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
     plan = partial(plan_memory, model=checkpoint.shard_config, itemsize=checkpoint.dtype.itemsize, memory=memory)
     fitted = plan(sizes)
@@ -236,8 +237,10 @@ def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps) -> Eng
         rows, measured = _measured(checkpoint, _config(settings, fitted), deps)
         fitted = plan(replace(sizes, max_rows=rows), measured=measured)
     _log.info(
-        "KV cache of %d tokens, %d requests, %d rows; forwards and graphs take %.0f MiB",
+        "KV cache of %d tokens (%s, %.0f MiB), %d requests, %d rows; forwards and graphs take %.0f MiB",
         fitted.kv_cache_tokens,
+        settings.kv_cache_dtype,
+        fitted.kv_bytes / 2**20,
         fitted.max_running,
         fitted.max_rows,
         fitted.forward_bytes / 2**20,
@@ -270,6 +273,7 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
         prefix_cache=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
         attention=settings.attention_backend,
+        kv_cache_dtype=settings.kv_cache_dtype,
         cuda_graphs=settings.cuda_graphs == "auto",
         max_prefill_tokens=settings.max_prefill_tokens,
         torch_profiler_dir=torch_profiler_dir(),
