@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from service.model import parse_config, triton_layers
 from service.model.attention import PAGE_FORMS, PagedCache, attention_backend, round_heads
 from service.model.attention.pages import Rounded
 from service.model.layer_ops import HeadNorms, Heads, KvTargets, Rotation
+from service.settings.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, shapes
 from tests.tiny import tiny_config
 
@@ -78,6 +80,10 @@ def test_numbers_of_any_size_are_safe(dtype: torch.dtype) -> None:
 def test_the_form_of_pages_has_a_name() -> None:
     with pytest.raises(SettingsError, match=f"kv_cache_dtype is 'fp8', allowed are {', '.join(sorted(PAGE_FORMS))}$"):
         PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32, "fp8")
+
+
+def test_the_setting_has_the_names_of_the_forms() -> None:
+    assert set(get_args(Settings.model_fields["kv_cache_dtype"].annotation)) == PAGE_FORMS.keys()
 
 
 def test_a_cache_in_8_bits_gives_its_memory_back_and_takes_it_again() -> None:
