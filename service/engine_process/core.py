@@ -237,10 +237,9 @@ def _limits(settings: Settings, checkpoint: Checkpoint, deps: EngineDeps) -> Eng
         rows, measured = _measured(checkpoint, _config(settings, fitted), deps)
         fitted = plan(replace(sizes, max_rows=rows), measured=measured)
     _log.info(
-        "KV cache of %d tokens (%s, %.0f MiB), %d requests, %d rows; forwards and graphs take %.0f MiB",
+        "KV cache of %d tokens (%s), %d requests, %d rows; forwards and graphs take %.0f MiB",
         fitted.kv_cache_tokens,
         settings.kv_cache_dtype,
-        fitted.kv_bytes / 2**20,
         fitted.max_running,
         fitted.max_rows,
         fitted.forward_bytes / 2**20,

@@ -220,8 +220,8 @@ def norm_and_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv `[R, L, heads + 2 kv_heads, D]`, dense, of which the results are views: q, k and v.
 
-    With `pages` keys and values of final blocks are written to them, too; those of all rows are rounded to 8 bits if
-    the pages have them.
+    With `pages` keys and values of final blocks are written to them, too. For pages in 8 bits all keys and values are
+    rounded.
     """
     rows, length, all_heads, size = qkv.shape
     width = rotation.cos.shape[-1]

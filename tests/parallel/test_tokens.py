@@ -74,7 +74,7 @@ def test_the_tokens_do_not_depend_on_the_groups_of_rows(
 
 
 def test_pages_in_8_bits_hold_the_numbers_of_one_process(pair: TensorParallelExecutor) -> None:
-    """A head has its own scale, so each rank rounds its heads as one process does. In float64, as sums are reordered."""
+    """A head has its own scale, so each rank rounds its heads as one process does. In float64: sums differ."""
     name, limits = GOLDEN_NAMES[2], EngineConfig(kv_cache_tokens=4096, kv_cache_dtype="int8")
     chosen = [request for _, request in a_request_of_each_mode(name)]
     part, whole = pair.load(GOLDEN / name, LoadOptions(torch.float64)), golden(name, torch.float64)

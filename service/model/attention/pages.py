@@ -1,8 +1,8 @@
 """The forms in which pages hold keys and values: in the model's type, or in 8 bits with a scale for each head.
 
-Attention reads only numbers that a page would hold. So in 8 bits the keys (after the rotation) and values of every row
-are rounded where they are made, those of its own block included. A number is then the same in a page, in an earlier
-row of the forward, and in the row itself. Prefix hits, chunks of a prompt, preemption and drafts change no answer.
+Attention reads only numbers that a page would hold. In 8 bits the keys (after the rotation) and values of every row are
+rounded where they are made, also for the row itself. So a number is the same in a page, in an earlier row of the
+forward, and in the row. Prefix hits, chunks of a prompt, preemption and drafts then change no answer.
 
 A new form is a class here with a line in `PAGE_FORMS`. `triton_layers.py` and `triton_kernels.py` have the kernels.
 """
@@ -23,7 +23,7 @@ from service.model.config import ModelConfig
 AUTO = "auto"
 #: the largest number in 8 bits, the same for both signs
 LARGEST = 127.0
-#: the bytes of a scale, and the largest one
+#: the type of a scale, and the largest one
 _SCALE = torch.float16
 _LARGEST_SCALE = torch.finfo(_SCALE).max
 
@@ -53,7 +53,7 @@ class Pages(Protocol):
 
     @staticmethod
     def head_bytes(size: int, itemsize: int) -> int:
-        """The bytes of a head of `size` numbers. `itemsize`: those of a number in the model's type."""
+        """The bytes of a head of `size` numbers. `itemsize`: the bytes of a number in the model's type."""
 
     def layers(self) -> Sequence[Self]:
         """The pages of each layer."""
@@ -132,7 +132,7 @@ def page_form(name: str) -> type[WidePages | Int8Pages]:
 
 
 def page_bytes(config: ModelConfig, itemsize: int, kv_cache_dtype: str = AUTO) -> int:
-    """The bytes of a page over all layers. `itemsize`: those of a number in the model's type."""
+    """The bytes of a page over all layers. `itemsize`: the bytes of a number in the model's type."""
     heads = 2 * config.num_kv_layers * config.block_size * config.num_kv_heads
     return heads * page_form(kv_cache_dtype).head_bytes(config.head_dim, itemsize)
 
