@@ -142,16 +142,16 @@ def rotate_heads(
         if page >= 0:
             key = (head >= HEADS) & rotated
             value = (head >= HEADS + KV_HEADS) & there
-            key_head = (page.to(tl.int64) * L + token % L) * KV_HEADS + head - HEADS
-            key_at = key_head[:, None] * D
+            first_head = (page.to(tl.int64) * L + token % L) * KV_HEADS
+            key_at = first_head * D + (head[:, None] - HEADS) * D
             value_at = key_at - KV_HEADS * D
             key_low, key_high, key_last = new_low, new_high, new_last
             value_low, value_high, value_last = low.to(dtype), high.to(dtype), last.to(dtype)
             if key_scales is not None:
                 key_low, key_high, key_last = low_numbers, high_numbers, last_numbers
                 value_low, value_high, value_last = low_numbers, high_numbers, last_numbers
-                tl.store(key_scales + key_head, scales, key)
-                tl.store(value_scales + key_head - KV_HEADS, scales, value)
+                tl.store(key_scales + first_head + head - HEADS, scales, key)
+                tl.store(value_scales + first_head + head - HEADS - KV_HEADS, scales, value)
             stored = keys.dtype.element_ty
             tl.store(keys + key_at + half[None, :], key_low.to(stored), halves & key[:, None])
             tl.store(keys + key_at + half[None, :] + HALF, key_high.to(stored), halves & key[:, None])

@@ -120,6 +120,19 @@ def test_tritons_kernels_read_rounded_numbers_from_pages_and_from_the_rows(
     world.check_in_parts(attention_backend(world.cache, "triton"), random.Random(seed))
 
 
+@pytest.mark.parametrize("shape", [Shape(3, 1, 1), Shape(2, 0, 2)])
+def test_attention_behind_the_kernel_of_the_rotation_is_the_definition(triton_device: str, shape: Shape) -> None:
+    """Heads without norms, by angles of 0. Rows are rounded, too, where no row of the forward writes a page."""
+    world = World(Kind(4, (4, 2), 16, torch.float32, triton_device, kv_cache_dtype="int8"), [shape], 3)
+    rows = world.all_rows
+    forward, qkv = attention_backend(world.cache, "triton").prepare(rows), torch.cat(world.inputs(rows), 2)
+    angles = torch.zeros(len(rows), 4, 1, 16, device=triton_device)
+    rotation = Rotation(torch.ones_like(angles), angles)
+    q, k, v = triton_layers.norm_and_rotate(qkv, Heads(4, 2, None), rotation, forward.kv_targets(1))
+    wanted = torch.stack([row.wanted for row in rows])
+    torch.testing.assert_close(forward.read(1, q, k, v).double().cpu(), wanted, rtol=0, atol=2e-6)
+
+
 def test_the_interpreter_in_float64_is_the_definition(triton_device: str) -> None:
     if triton_device == "cuda":
         pytest.skip("float64 is for the interpreter")
