@@ -122,7 +122,7 @@ def _memory(checkpoint: Checkpoint, options: _Options) -> dict[str, str]:
     return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
 
 
-def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> dict[str, str]:
+def _facts(checkpoint: Checkpoint, codec: TextCodec, options: _Options) -> dict[str, str]:
     from service.decode.registry import served_modes
     from service.model.attention import page_bytes
     from service.model.checkpoint import num_parameters, weight_bytes
