@@ -13,6 +13,7 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.attention.pages import AUTO, PAGE_FORMS
 from service.model.files import display_name
 from service.model.quantization.schemes import QUANT_SCHEMES
 from service.quality.calibration.plans import parse_plan
@@ -30,6 +31,8 @@ _MODES: tuple[DecodingMode, ...] = (
     *map(Speculative, (1, 2, 4)),
     *map(Remask, (0.3, 0.5, 0.7, 0.9)),
 )
+#: the forms of KV pages, as engines of variants
+_PAGES = PAGE_FORMS.keys() - {AUTO}
 
 
 @cli.with_fields("options", cli.ModelOptions)
@@ -40,7 +43,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
-            " to 0. With `fp8` or `w8a8`, the layers' matrices are kept so. Default: all."
+            " to 0. With `fp8` or `w8a8`, the layers' matrices are kept so. With `int8`, KV pages are. Default: all."
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -74,7 +77,8 @@ def command(
 def parse_variant(text: str) -> Variant:
     """The variant of `mode knob=value …`, with the engine's name at the end if it is not `mrp`."""
     plan, _, last = text.rpartition(" ")
-    return Variant(parse_plan(plan), last) if last in {"zero", *QUANT_SCHEMES} else Variant(parse_plan(text))
+    engines = {"zero", *QUANT_SCHEMES, *_PAGES}
+    return Variant(parse_plan(plan), last) if last in engines else Variant(parse_plan(text))
 
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:
@@ -93,7 +97,9 @@ def engines_for(
     # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
     config = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines = {"mrp": Engine(checkpoint, config)}
-    for name in {variant.engine for variant in variants} - {"mrp"}:
+    names = {variant.engine for variant in variants} - {"mrp"}
+    engines |= {name: Engine(checkpoint, replace(config, kv_cache_dtype=name)) for name in names & _PAGES}
+    for name in names - _PAGES:
         changed = options if name == "zero" else replace(options, quantization=name)
         other = load_checkpoint(checkpoint.path, changed)
         if name == "zero" and other.mrp is not None:

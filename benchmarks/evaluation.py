@@ -19,7 +19,8 @@ from service.quality.schema import Plan
 class Variant:
     """A mode with its knobs, run on one of the engines.
 
-    `engine`: `mrp`; `zero`: MRP's output set to 0; `fp8`, `w8a8`: the layers' matrices are kept so.
+    `engine`: `mrp`; `zero`: MRP's output set to 0; `fp8`, `w8a8`: the layers' matrices are kept so; `int8`: KV pages
+    are.
     """
 
     mode: DecodingMode

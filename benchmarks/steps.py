@@ -28,7 +28,7 @@ from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner, forward_clock
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
-from service.model.attention import AUTO, PagedCache
+from service.model.attention import AUTO, page_bytes
 
 #: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
 _MOST_KV = 2**30
@@ -79,7 +79,7 @@ def step_times(
     """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
     size = checkpoint.config.block_size
     prefix = prefix_tokens // size
-    most_pages = max(1, _MOST_KV // PagedCache.bytes_per_page(checkpoint.config, checkpoint.dtype))
+    most_pages = max(1, _MOST_KV // page_bytes(checkpoint.config, checkpoint.dtype.itemsize))
     pages = max(1, min(prefix * max(counts), most_pages))
     runner = ModelRunner(checkpoint, num_pages=pages, execution=ExecutionConfig(platform.attention))
     state = Block((MASKED,) * size)

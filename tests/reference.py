@@ -24,6 +24,7 @@ from service.engine.forward.rows import Row
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
+from service.model.attention import round_heads
 from service.model.layers import Attend
 from tests.predictions import prediction_of
 
@@ -57,11 +58,21 @@ def dense_attention(mask: Tensor) -> Attend:
     return attend
 
 
-class Reference:
-    """Decodes requests over a checkpoint, one at a time."""
+def with_rounded_heads(attend: Attend) -> Attend:
+    """The attention over keys and values in 8 bits, the rows' own included."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def attend_rounded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(layer, q, round_heads(k).widened(k.dtype), round_heads(v).widened(v.dtype))
+
+    return attend_rounded
+
+
+class Reference:
+    """Decodes requests over a checkpoint, one at a time. `kv_cache_dtype`: as the engine's."""
+
+    def __init__(self, checkpoint: Checkpoint, kv_cache_dtype: str = "auto") -> None:
         self.checkpoint, self.config = checkpoint, checkpoint.config
+        self._rounds = kv_cache_dtype == "int8"
         self._hidden: dict[tuple[int, ...], Tensor] = {}
 
     # --- networks ----------------------------------------------------------------------------------
@@ -77,17 +88,21 @@ class Reference:
     def _computed(self, tokens: Sequence[int]) -> Tensor:
         positions = torch.arange(len(tokens))[None]
         size = 1 if self.config.causal else self.config.block_size
-        attend = dense_attention(block_causal_mask(len(tokens), size))
+        attend = self._attention(len(tokens), size)
         return self.checkpoint.backbone(torch.tensor([list(tokens)]), positions, attend)[0]
 
     @torch.inference_mode()
     def refined(self, tokens: Sequence[int], anchors: Tensor) -> Tensor:
         """MRP's next anchors for a whole sequence, `[T, H]` -> `[T, H]`."""
         backbone, positions = self.checkpoint.backbone, torch.arange(len(tokens))[None]
-        attend = dense_attention(block_causal_mask(len(tokens), self.config.block_size))
+        attend = self._attention(len(tokens), self.config.block_size)
         embedded = backbone.embed(torch.tensor([list(tokens)]))
         assert self.checkpoint.mrp is not None
         return self.checkpoint.mrp(embedded, anchors[None], backbone.rotation(positions), attend)[0]
+
+    def _attention(self, length: int, block_size: int) -> Attend:
+        attend = dense_attention(block_causal_mask(length, block_size))
+        return with_rounded_heads(attend) if self._rounds else attend
 
     def evaluate(self, prefix: Sequence[int], state: Block) -> Tensor:
         """Hidden states of a block behind its clean prefix, `[L, H]`. Without its first token: of the block before."""

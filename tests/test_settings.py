@@ -101,6 +101,7 @@ def test_an_empty_key_is_refused() -> None:
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
         ({"request_timeout_s": "nan"}, "request_timeout_s is 'nan': .*finite"),
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8': Input should be 'auto' or 'int8'"),
         ({"num_replicas": 0}, "num_replicas is 0, which is allowed with max_replicas only"),
         ({"num_replicas": 3, "max_replicas": 2}, r"max_replicas is 2, allowed is num_replicas \(3\) or more"),
     ],

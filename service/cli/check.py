@@ -33,6 +33,7 @@ class _Options(ModelOptions):
         bool,
         typer.Option("--write", help="Writes block size and kind of the MRP module into the folder's config.json."),
     ] = False
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto: KV pages in the dtype; int8: in 8 bits.")] = "auto"
 
 
 @with_fields("options", _Options)
@@ -45,7 +46,7 @@ def command(options: _Options) -> None:
     checkpoint = options.load()
     codec = TextCodec.load(checkpoint.path)
     losses = text_losses(checkpoint, codec.encode(TEXT))
-    facts = _facts(checkpoint, codec, options) | _text(codec) | _memory(checkpoint) | _readings(losses)
+    facts = _facts(checkpoint, codec, options) | _text(codec) | _memory(checkpoint, options) | _readings(losses)
     facts["one block decoded in"] = f"{_decode_a_block(checkpoint):.3f} s"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
@@ -104,7 +105,7 @@ def _readings(losses: TextLosses | None) -> dict[str, str]:
     return {"loss of a text": f"{block} nats a token under the block mask, {causal} read causally, {chance} by chance"}
 
 
-def _memory(checkpoint: Checkpoint) -> dict[str, str]:
+def _memory(checkpoint: Checkpoint, options: _Options) -> dict[str, str]:
     """The sizes that `auto` chooses for the memory that is free beside the weights."""
     from service.engine.memory_plan import RequestedSizes, plan_memory
     from service.model.device import memory_of
@@ -112,7 +113,8 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     memory = memory_of(checkpoint.device)
     device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
     try:
-        fitted = plan_memory(RequestedSizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
+        sizes = RequestedSizes(kv_cache_dtype=options.kv_cache_dtype)
+        fitted = plan_memory(sizes, checkpoint.config, checkpoint.dtype.itemsize, memory)
     except SettingsError as error:
         return {"memory": device, "fits": f"no: {error.message}"}
     cache = f"{fitted.kv_cache_tokens} tokens of KV ({fitted.kv_bytes / 2**20:,.0f} MiB)"
@@ -120,9 +122,9 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
 
 
-def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> dict[str, str]:
+def _facts(checkpoint: Checkpoint, codec: TextCodec, options: _Options) -> dict[str, str]:
     from service.decode.registry import served_modes
-    from service.model.attention import PagedCache
+    from service.model.attention import page_bytes
     from service.model.checkpoint import num_parameters, weight_bytes
     from service.model.files import revision_of
 
@@ -132,7 +134,7 @@ def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> d
         ends += f", delete and split {list(config.edit_token_ids)}"
     backbone = num_parameters(replace(config, mrp=None))
     module = num_parameters(config) - backbone
-    page = PagedCache.bytes_per_page(config, checkpoint.dtype)
+    page = page_bytes(config, checkpoint.dtype.itemsize, options.kv_cache_dtype)
     modes = served_modes(has_mrp=mrp is not None, causal=config.causal)
     weights = weight_bytes(config, checkpoint.dtype, checkpoint.wide_layers)
     return {
@@ -151,7 +153,7 @@ def _facts(checkpoint: Checkpoint, codec: TextCodec, options: ModelOptions) -> d
         "weights": f"{weights / 2**20:,.1f} MiB as {_types(checkpoint)}",
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
-        **_devices(checkpoint),
+        **_devices(checkpoint, options),
     }
 
 
@@ -209,8 +211,8 @@ def _types(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.dtype}, matrices of layers as {scheme}{wide}{origin}"
 
 
-def _devices(checkpoint: Checkpoint) -> dict[str, str]:
-    from service.model.attention import PagedCache
+def _devices(checkpoint: Checkpoint, options: _Options) -> dict[str, str]:
+    from service.model.attention import page_bytes
     from service.model.checkpoint import weight_bytes
     from service.model.config import Shard, possible_sizes
 
@@ -218,7 +220,7 @@ def _devices(checkpoint: Checkpoint) -> dict[str, str]:
     for size in sorted({2, 4, 8}.intersection(possible_sizes(config))):
         part = Shard(0, size).divide(config)
         weights = weight_bytes(part, dtype, checkpoint.wide_layers) / 2**20
-        token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
+        token = page_bytes(part, dtype.itemsize, options.kv_cache_dtype) / config.block_size / 1024
         facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
     return facts
 

@@ -27,6 +27,7 @@ class EngineConfig:
     #: size. The output is the same.
     draft_candidates: int | None = None
     attention: str = "auto"  # the backend's name (`service/model/attention/registry.py`); `auto`: the fastest available
+    kv_cache_dtype: str = "auto"  # the form of KV pages (`service/model/attention/pages.py`); `auto`: the weights' type
     cuda_graphs: bool = True  # whether forwards on CUDA are captured once for each size and replayed
     #: whether a step begins before the last one's results are read (`step.py`); None: on CUDA, where it is faster
     async_scheduling: bool | None = None

@@ -94,7 +94,11 @@ class Engine:
         candidates = config.candidates(self.model.vocab_size)
         networks = deps.ranks.networks if deps.ranks else ModelForward
         execution = ExecutionConfig(
-            config.attention, config.cuda_graphs, networks=networks, max_running=config.max_running
+            config.attention,
+            config.cuda_graphs,
+            networks=networks,
+            max_running=config.max_running,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
         use_device(checkpoint.device)
         runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)

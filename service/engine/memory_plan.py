@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from service.errors import SettingsError
 from service.model.attention.interface import NUM_SPARE
+from service.model.attention.pages import AUTO, page_bytes
 from service.model.config import ModelConfig
 from service.model.device import DeviceMemory
 from service.settings import defaults
@@ -25,12 +26,16 @@ _CPU_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class RequestedSizes:
-    """The requested sizes; None: the largest size that fits. `memory_utilization`: a CPU counts free memory only."""
+    """The requested sizes; None: the largest size that fits. `memory_utilization`: a CPU counts free memory only.
+
+    `kv_cache_dtype`: the form of KV pages.
+    """
 
     kv_cache_tokens: int | None = None
     max_running: int | None = None
     max_rows: int | None = None
     memory_utilization: float = 0.9
+    kv_cache_dtype: str = AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,11 @@ def plan_memory(
     rows = sizes.max_rows or _rows(model, itemsize, budget, cpu)
     forward = forward_bytes(model, rows, itemsize) if measured is None else measured
     running = sizes.max_running or (defaults.MAX_RUNNING_CPU if cpu else defaults.MAX_RUNNING_GPU)
-    page = page_bytes(model, itemsize)
+    page = page_bytes(model, itemsize, sizes.kv_cache_dtype)
     if sizes.kv_cache_tokens is None:
         available = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
-        # An attention kernel may copy all keys and values of one layer.
-        pages = int(available / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
+        copied = page_bytes(model, itemsize) / model.num_kv_layers  # an attention kernel may copy all of one layer
+        pages = int(available / (page + copied)) - NUM_SPARE
         longest = model.max_positions // model.block_size
         pages = min(pages, defaults.KV_CACHE_TOKENS_CPU // model.block_size if cpu else max(1, running * longest))
         tokens = pages * model.block_size
@@ -91,11 +96,6 @@ def plan_memory(
     typical = min(model.max_positions, _TYPICAL)
     running = sizes.max_running or max(1, min(running, tokens // typical))
     return MemoryPlan(tokens, running, rows, (tokens // model.block_size + NUM_SPARE) * page, forward)
-
-
-def page_bytes(model: ModelConfig, itemsize: int) -> int:
-    """The bytes of a block's keys and values over all layers."""
-    return 2 * model.num_kv_layers * model.block_size * model.num_kv_heads * model.head_dim * itemsize
 
 
 def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:

@@ -36,6 +36,7 @@ def fitted_engine(settings: Settings, checkpoint: Checkpoint, observer: Observer
         max_running=_number(settings.max_num_seqs),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
     plan = partial(plan_memory, model=checkpoint.shard_config, itemsize=checkpoint.dtype.itemsize, memory=memory)
     fitted = plan(sizes)
@@ -67,8 +68,9 @@ def _engine(
     settings: Settings, checkpoint: Checkpoint, fitted: MemoryPlan, observer: Observer, deps: EngineDeps
 ) -> Engine:
     _log.info(
-        "KV cache of %d tokens, %d requests, %d rows; forwards and graphs take %.0f MiB",
+        "KV cache of %d tokens (%s), %d requests, %d rows; forwards and graphs take %.0f MiB",
         fitted.kv_cache_tokens,
+        settings.kv_cache_dtype,
         fitted.max_running,
         fitted.max_rows,
         fitted.forward_bytes / 2**20,
@@ -101,6 +103,7 @@ def _config(settings: Settings, fitted: MemoryPlan) -> EngineConfig:
         prefix_cache=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
         attention=settings.attention_backend,
+        kv_cache_dtype=settings.kv_cache_dtype,
         cuda_graphs=settings.cuda_graphs == "auto",
         max_prefill_tokens=settings.max_prefill_tokens,
         torch_profiler_dir=torch_profiler_dir(),

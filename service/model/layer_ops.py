@@ -27,6 +27,8 @@ class KvTargets(NamedTuple):
     keys: Tensor  # [pages, L, kv_heads, D]
     values: Tensor
     targets: Tensor  # [R] int32, the page of a row, or -1 for none
+    key_scales: Tensor | None = None  # [pages, L, kv_heads] of pages in 8 bits; then keys and values are rounded
+    value_scales: Tensor | None = None
 
 
 class PagedAttend:
@@ -37,7 +39,7 @@ class PagedAttend:
         raise NotImplementedError
 
     def kv_targets(self, layer: int) -> KvTargets | None:
-        """The pages to write; None if no row is written."""
+        """The pages to write; None if no row is written and none is rounded."""
         raise NotImplementedError
 
     @property

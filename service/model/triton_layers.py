@@ -12,6 +12,10 @@ from torch import Tensor
 
 from service.model.layer_ops import HeadNorms, Heads, KvTargets, Rotation
 
+#: the largest number in 8 bits, and the largest float16
+_LARGEST, _LARGEST_SCALE = tl.constexpr(127.0), tl.constexpr(65504.0)
+#: 1.5 * 2^23: added and subtracted, it rounds a small number to the nearest whole number, ties to even
+_ROUNDING = tl.constexpr(12582912.0)
 #: numbers of a program of `silu_times`, and heads of a program of `rotate_heads`
 _STEP, _HEADS = 1024, 16
 
@@ -49,6 +53,8 @@ def rotate_heads(
     keys,  # [pages, L, KV_HEADS, D]
     values,
     targets,  # [T / L], the page that a row's keys and values go to, -1: none
+    key_scales,  # [pages, L, KV_HEADS] of pages in 8 bits, or None
+    value_scales,
     EPS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -64,7 +70,8 @@ def rotate_heads(
     """Grid: tokens, tiles of heads; with WRITE the heads of values, too.
 
     A head is two halves that are rotated, and perhaps a rest. A thread has the same numbers of both halves, so that a
-    head can be overwritten.
+    head can be overwritten. With pages in 8 bits, keys and values are rounded as by `round_heads` in
+    `attention/pages.py`, also where none is written.
     """
     HALF: tl.constexpr = WIDTH // 2
     REST: tl.constexpr = D - WIDTH
@@ -107,26 +114,65 @@ def rotate_heads(
     high_sin = tl.load(sin + angle + HALF, in_half, 0.0).to(tl.float32)[None, :]
     new_low = (low_normed * low_cos + high_normed * low_sin).to(dtype)
     new_high = (high_normed * high_cos + low_normed * high_sin).to(dtype)
-    tl.store(start + low_at, new_low, halves & rotated[:, None])
-    tl.store(start + low_at + HALF, new_high, halves & rotated[:, None])
     new_last = last_normed.to(dtype)
+    changed = rotated
+    if key_scales is not None:
+        rounded = (head >= HEADS)[:, None]
+        wide_low = tl.where(rotated[:, None], new_low.to(tl.float32), low)
+        wide_high = tl.where(rotated[:, None], new_high.to(tl.float32), high)
+        wide_last = tl.where(rotated[:, None], new_last.to(tl.float32), last)
+        peak = tl.maximum(_peak(wide_low), tl.maximum(_peak(wide_high), _peak(wide_last)))
+        finite = tl.minimum(tl.div_rn(peak, _LARGEST), _LARGEST_SCALE)
+        scales = tl.where(peak < float("inf"), finite, peak).to(tl.float16)
+        step = scales.to(tl.float32)[:, None]
+        low_numbers = _rounded(wide_low, step)
+        high_numbers = _rounded(wide_high, step)
+        last_numbers = _rounded(wide_last, step)
+        new_low = tl.where(rounded, (low_numbers * step).to(dtype), new_low)
+        new_high = tl.where(rounded, (high_numbers * step).to(dtype), new_high)
+        new_last = tl.where(rounded, (last_numbers * step).to(dtype), new_last)
+        changed = there
+    tl.store(start + low_at, new_low, halves & changed[:, None])
+    tl.store(start + low_at + HALF, new_high, halves & changed[:, None])
     if REST:
-        tl.store(start + rest_at, new_last, rests & rotated[:, None])
+        tl.store(start + rest_at, new_last, rests & changed[:, None])
 
     if WRITE:
         page = tl.load(targets + token // L)
         if page >= 0:
             key = (head >= HEADS) & rotated
             value = (head >= HEADS + KV_HEADS) & there
-            key_at = (page.to(tl.int64) * L + token % L) * KV_HEADS * D + (head[:, None] - HEADS) * D
+            first_head = (page.to(tl.int64) * L + token % L) * KV_HEADS
+            key_at = first_head * D + (head[:, None] - HEADS) * D
             value_at = key_at - KV_HEADS * D
-            tl.store(keys + key_at + half[None, :], new_low, halves & key[:, None])
-            tl.store(keys + key_at + half[None, :] + HALF, new_high, halves & key[:, None])
-            tl.store(values + value_at + half[None, :], low.to(dtype), halves & value[:, None])
-            tl.store(values + value_at + half[None, :] + HALF, high.to(dtype), halves & value[:, None])
+            key_low, key_high, key_last = new_low, new_high, new_last
+            value_low, value_high, value_last = low.to(dtype), high.to(dtype), last.to(dtype)
+            if key_scales is not None:
+                key_low, key_high, key_last = low_numbers, high_numbers, last_numbers
+                value_low, value_high, value_last = low_numbers, high_numbers, last_numbers
+                tl.store(key_scales + first_head + head - HEADS, scales, key)
+                tl.store(value_scales + first_head + head - HEADS - KV_HEADS, scales, value)
+            stored = keys.dtype.element_ty
+            tl.store(keys + key_at + half[None, :], key_low.to(stored), halves & key[:, None])
+            tl.store(keys + key_at + half[None, :] + HALF, key_high.to(stored), halves & key[:, None])
+            tl.store(values + value_at + half[None, :], value_low.to(stored), halves & value[:, None])
+            tl.store(values + value_at + half[None, :] + HALF, value_high.to(stored), halves & value[:, None])
             if REST:
-                tl.store(keys + key_at + WIDTH + rest[None, :], new_last, rests & key[:, None])
-                tl.store(values + value_at + WIDTH + rest[None, :], last.to(dtype), rests & value[:, None])
+                tl.store(keys + key_at + WIDTH + rest[None, :], key_last.to(stored), rests & key[:, None])
+                tl.store(values + value_at + WIDTH + rest[None, :], value_last.to(stored), rests & value[:, None])
+
+
+@triton.jit
+def _peak(x):
+    """The largest size of each row, `[TILE, columns]` -> `[TILE]`: infinite where a number is not finite."""
+    return tl.max(tl.where(x == x, tl.abs(x), float("inf")), 1)
+
+
+@triton.jit
+def _rounded(x, step):
+    """x `[TILE, columns]` in steps `[TILE, 1]`, as whole numbers of at most 127, ties to even. A step of 0: 0."""
+    numbers = tl.div_rn(x, tl.where(step > 0.0, step, 1.0))
+    return tl.minimum(tl.maximum(numbers, -_LARGEST), _LARGEST) + _ROUNDING - _ROUNDING
 
 
 @triton.jit
@@ -174,17 +220,18 @@ def norm_and_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv `[R, L, heads + 2 kv_heads, D]`, dense, of which the results are views: q, k and v.
 
-    With `pages` keys and values of final blocks are written to them, too.
+    With `pages` keys and values of final blocks are written to them, too. For pages in 8 bits all keys and values are
+    rounded.
     """
     rows, length, all_heads, size = qkv.shape
     width = rotation.cos.shape[-1]
     half_padded = triton.next_power_of_2(width // 2)
-    keys, values, targets = pages or (qkv, qkv, qkv)
+    keys, values, targets, key_scales, value_scales = pages or KvTargets(qkv, qkv, qkv)
     heads, kv_heads, norms = sizes
     q_weight, k_weight, eps = norms or HeadNorms(qkv, qkv, 0.0)
     used = all_heads if pages is not None else heads + kv_heads
     rotate_heads[rows * length, triton.cdiv(used, _HEADS)](
-        qkv, q_weight, k_weight, rotation.cos, rotation.sin, keys, values, targets,
+        qkv, q_weight, k_weight, rotation.cos, rotation.sin, keys, values, targets, key_scales, value_scales,
         EPS=eps, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDTH=width,
         HALF_PAD=half_padded, REST_PAD=triton.next_power_of_2(max(1, size - width)),
         TILE=_HEADS, L=length, NORM=norms is not None, WRITE=pages is not None,

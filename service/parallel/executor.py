@@ -218,7 +218,11 @@ class TensorParallelExecutor:
     ) -> DriverNetworks:
         """The networks over all parts of the checkpoint that was loaded last. They replace earlier ones."""
         for worker in self._workers:
-            worker.send(messages.OpenNetworks(num_pages, shapes, execution.attention, execution.cuda_graphs))
+            worker.send(
+                messages.OpenNetworks(
+                    num_pages, shapes, execution.attention, execution.cuda_graphs, execution.kv_cache_dtype
+                )
+            )
         networks = DriverNetworks(self, checkpoint, num_pages, shapes, replace(execution, agree=self._group.agree))
         self._answers(None)
         return networks

@@ -61,6 +61,7 @@ class OpenNetworks(Data, frozen=True, tag=5):
     shapes: ShapePolicy
     attention: str
     cuda_graphs: bool
+    kv_cache_dtype: str
 
 
 class SentRow(NamedTuple):

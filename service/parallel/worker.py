@@ -73,7 +73,9 @@ class Worker:
     def _open(self, command: messages.OpenNetworks) -> None:
         vars(self).pop("_networks", None)  # its cache makes room for the next one
         gc.collect()  # graphs and networks refer to each other
-        execution = ExecutionConfig(command.attention, command.cuda_graphs, agree=self._group.agree)
+        execution = ExecutionConfig(
+            command.attention, command.cuda_graphs, agree=self._group.agree, kv_cache_dtype=command.kv_cache_dtype
+        )
         self._networks = ModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_shard(self, command: messages.LoadShard) -> None:

@@ -47,6 +47,9 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert "KV cache 0.75 KiB a token each of 2 devices 0.7 MiB of weights, 0.38 KiB of KV a token" in report
     assert "each of 4 devices 0.5 MiB of weights, 0.38 KiB of KV a token" in report  # two ranks have the same keys
     assert "each of 8" not in report
+    assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu", "--kv-cache-dtype", "int8") == 0
+    report = " ".join(capsys.readouterr().out.split())
+    assert "KV cache 0.21 KiB a token each of 2 devices 0.7 MiB of weights, 0.11 KiB of KV a token" in report
 
 
 def test_check_says_which_files_name_the_end_tokens_and_whether_the_head_is_tied(run, capsys, caplog, copied):

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from benchmarks.shapes import SHAPES, shape_named
 from service.demo import CHECKPOINT
 from service.model import parse_config
-from service.model.attention import PagedCache
+from service.model.attention import page_bytes
 from service.model.checkpoint import num_parameters
 from service.model.config import Shard
 from tests.deploy.dockerfile import ROOT
@@ -45,7 +45,7 @@ def size_of(shape, devices=1):
     config = Shard(0, devices).divide(
         parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
     )
-    kv = PagedCache.bytes_per_page(config, torch.bfloat16) / config.block_size
+    kv = page_bytes(config, torch.bfloat16.itemsize) / config.block_size
     return Size(num_parameters(config) * torch.bfloat16.itemsize / 2**30, kv / 1024)
 
 

@@ -90,9 +90,9 @@ class CheckingRunner(RunnerWrapper):
     read before they are written, by the wrong sequence, or that MRP was never shown.
     """
 
-    def __init__(self, runner: ModelRunner, checkpoint: Checkpoint) -> None:
+    def __init__(self, runner: ModelRunner, checkpoint: Checkpoint, kv_cache_dtype: str = "auto") -> None:
         super().__init__(runner)
-        self.reference = Reference(checkpoint)
+        self.reference = Reference(checkpoint, kv_cache_dtype)
         self.exact = checkpoint.dtype == torch.float64
         self.clean: dict[int, tuple[int, ...]] = {}
         self.shown_to_mrp: set[int] = set()

@@ -61,6 +61,12 @@ def test_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chunks(
     assert_as_plain(shape, 10 + shape, prefill_tokens, more_rows, deterministic, longest=16)
 
 
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_pages_in_8_bits_are_decoded_as_without_cache_batch_or_chunks(shape: int) -> None:
+    """By the reference that rounds all keys and values, those of the decoded block included."""
+    assert_as_plain(shape, 40 + shape, 9, 6, deterministic=shape % 2 == 1, longest=16, kv_cache_dtype="int8")
+
+
 @pytest.mark.slow
 @settings(max_examples=160, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 30), st.booleans())
@@ -71,17 +77,23 @@ def test_any_arrivals_limits_and_modes_are_decoded_as_without_cache_batch_or_chu
 
 
 def assert_as_plain(
-    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool, longest: int
+    shape: int,
+    seed: int,
+    prefill_tokens: int,
+    more_rows: int,
+    deterministic: bool,
+    longest: int,
+    kv_cache_dtype: str = "auto",
 ) -> None:
     """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
     rng, checkpoint = random.Random(seed), shaped(shape)
-    size, reference = checkpoint.config.block_size, Reference(checkpoint)
+    size, reference = checkpoint.config.block_size, Reference(checkpoint, kv_cache_dtype)
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 5), longest))
     requests += related_requests(rng, reference, rng.randint(2, 4))
     most = max(len(request.prompt_token_ids) + request.max_new_tokens for request in requests)
     costs = rng.choice([FREE_ROWS, CHEAP_ROWS, DEAR_ROWS])
     engine, runner = engine_over(
-        lambda usual: WriteOnce(usual, checkpoint),
+        lambda usual: WriteOnce(usual, checkpoint, kv_cache_dtype),
         checkpoint,
         EngineDeps(costs=costs if checkpoint.mrp else StepCosts(costs.backbone)),
         max_rows=size + 2 + more_rows,
@@ -90,6 +102,7 @@ def assert_as_plain(
         prefix_cache=rng.random() < 0.7,
         kv_cache_tokens=(-(-most // size) + rng.choice([0, 4, 500])) * size,
         deterministic=deterministic,
+        kv_cache_dtype=kv_cache_dtype,
     )
     runner.engine = engine
     engine._scheduler._long_prefix = rng.choice([1, 2, 16])  # blocks from which on a request waits for another

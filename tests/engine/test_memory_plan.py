@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from benchmarks.shapes import SHAPES, shape_named
 from service.demo import CHECKPOINT
-from service.engine.memory_plan import RequestedSizes, forward_bytes, page_bytes, plan_memory
+from service.engine.memory_plan import RequestedSizes, forward_bytes, plan_memory
 from service.errors import SettingsError
 from service.model import parse_config, read_config
-from service.model.attention import PagedCache
+from service.model.attention import PagedCache, page_bytes
 from service.model.attention.interface import NUM_SPARE
 from service.model.device import DeviceMemory
 from tests.tiny import tiny_config
@@ -82,10 +82,19 @@ def test_every_plan_is_within_the_budget(shape, kind, total, share, utilization,
 
 
 def test_the_sizes_of_pages_are_those_of_the_cache():
-    assert page_bytes(DEMO, 2) == PagedCache.bytes_per_page(DEMO, torch.bfloat16)
     cache = PagedCache(DEMO, 100, torch.device("cpu"), torch.float32)
     assert cache.keys.nbytes + cache.values.nbytes == (100 + NUM_SPARE) * page_bytes(DEMO, 4)
     assert forward_bytes(model("sdar-8b"), 10**6, 2) > forward_bytes(model("sdar-8b"), 10, 2)
+
+
+@pytest.mark.parametrize(("shape", "more"), [("sdar-4b", 1.97), ("sdar-8b", 1.97), ("qwen3-0.6b", 1.97)])
+def test_pages_in_8_bits_hold_almost_twice_the_tokens_in_the_same_memory(shape, more):
+    config = model(shape)
+    assert page_bytes(config, 2) / page_bytes(config, 2, "int8") == pytest.approx(more, abs=0.005)
+    memory = gpu(24, WEIGHTS[shape])
+    wide, narrow = (plan_memory(RequestedSizes(kv_cache_dtype=form), config, 2, memory) for form in ("auto", "int8"))
+    assert 1.85 < narrow.kv_cache_tokens / wide.kv_cache_tokens <= more
+    assert narrow.kv_bytes == (narrow.kv_cache_tokens // config.block_size + NUM_SPARE) * page_bytes(config, 2, "int8")
 
 
 def test_the_cache_gets_what_the_measured_forwards_leave():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.model import parse_config
-from service.model.attention import AttentionBackend, AttentionForward, PagedCache
+from service.model.attention import AttentionBackend, AttentionForward, PagedCache, round_heads
 from tests.reference import block_causal_mask, dense_attention
 from tests.tiny import I_DLM, tiny_config
 
@@ -57,7 +57,7 @@ def shapes(before: int, final: int, states: int) -> "SearchStrategy[Shape]":
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a world: tokens of a block, query heads and key heads, numbers of a head, their type, device and mask."""
+    """Of a world: tokens of a block, query and key heads, numbers of a head, their type, device, mask and pages."""
 
     size: int
     heads: tuple[int, int]
@@ -65,6 +65,7 @@ class Kind:
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
     causal: bool = False  # whether a token sees no later one of its block either
+    kv_cache_dtype: str = "auto"  # the form of its pages
 
 
 class World:
@@ -82,9 +83,10 @@ class World:
             block_size=kind.size,
         )  # fmt: skip
         total = sum(shape.before + shape.final + 1 for shape in shapes)
-        self.cache = PagedCache(config, total, torch.device(kind.device), kind.dtype)
-        self.cache.keys.fill_(torch.nan)  # a row that reads what nobody has written for it is spoilt
-        self.cache.values.fill_(torch.nan)
+        self.cache = PagedCache(config, total, torch.device(kind.device), kind.dtype, kind.kv_cache_dtype)
+        for tensor in (self.cache.keys, self.cache.values, *self.cache.scales):
+            if tensor is not None and tensor.is_floating_point():
+                tensor.fill_(torch.nan)  # a row that reads what nobody has written for it is spoilt
         free = torch.randperm(total, generator=self.generator).tolist()
         self.sequences = [self.rows(shape, free) for shape in shapes]
 
@@ -98,7 +100,10 @@ class World:
         pages = [free.pop() for _ in range(num_final + 1)]
         blocks = [self.block() for _ in range(num_final)]
         for page, (_, k, v) in zip(pages, blocks[: shape.before], strict=False):
-            self.cache.keys[1, page], self.cache.values[1, page] = k.to(self.cache.keys), v.to(self.cache.keys)
+            for tensors, new in zip(self.cache.layers[1], (k, v), strict=True):
+                _, parts = tensors.held(new[None].to(self.cache.device, self.cache.dtype))
+                for part in parts:
+                    part.pages[page] = part.rows[0]
         rows = [
             RowKv(pages, index, True, blocks[index], self.dense(blocks[: index + 1]))
             for index in range(shape.before, num_final)
@@ -117,8 +122,10 @@ class World:
         return q, k, v
 
     def dense(self, blocks: Sequence[QKV]) -> Tensor:
-        """Attention of the last block over all of them."""
+        """Attention of the last block over all of them, with the keys and values that pages hold."""
         q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
+        if self.kind.kv_cache_dtype == "int8":
+            k, v = (round_heads(part).widened(self.kind.dtype).double() for part in (k, v))
         mask = block_causal_mask(q.shape[1], 1 if self.kind.causal else self.kind.size)
         return dense_attention(mask)(0, q, k, v)[0, -self.kind.size :]
 
@@ -126,7 +133,7 @@ class World:
         """As the layers give them: views of one projection."""
         together = torch.cat([torch.stack([row.qkv[part] for row in ordered]) for part in range(3)], 2)
         heads, kv_heads = self.kind.heads
-        q, k, v = together.to(self.cache.keys).split((heads, kv_heads, kv_heads), 2)
+        q, k, v = together.to(self.cache.device, self.cache.dtype).split((heads, kv_heads, kv_heads), 2)
         return q, k, v
 
     def check_in_parts(self, attention: AttentionBackend, rng: random.Random) -> None:

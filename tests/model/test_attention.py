@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from service.errors import SettingsError
 from service.model import parse_config, triton_support
-from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, resolve_backend
+from service.model.attention import (
+    ATTENTION_BACKENDS,
+    PagedCache,
+    attention_backend,
+    eager,
+    page_bytes,
+    resolve_backend,
+)
 from service.model.attention.eager import PrivateBatch, SharedPrefixBatch
 from service.model.attention.interface import NUM_SPARE
+from service.model.attention.pages import PAGE_FORMS
 from service.model.attention.shared_prefix import PrefixUnit, prefix_units
 from service.settings.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, row_at, shapes
@@ -148,11 +156,12 @@ def test_a_row_writes_its_sequences_page_of_one_layer_if_its_block_is_final(
     assert [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()] == written
 
 
-def test_memory_of_a_page() -> None:
+@pytest.mark.parametrize("kv_cache_dtype", PAGE_FORMS)
+def test_memory_of_a_page(kv_cache_dtype: str) -> None:
     config = parse_config(tiny_config())
-    cache = PagedCache(config, 5, torch.device("cpu"), torch.bfloat16)
-    held = sum(t.numel() * t.element_size() for t in (cache.keys, cache.values))
-    assert (5 + NUM_SPARE) * PagedCache.bytes_per_page(config, torch.bfloat16) == held
+    cache = PagedCache(config, 5, torch.device("cpu"), torch.bfloat16, kv_cache_dtype)
+    tensors = [tensor for tensor in (cache.keys, cache.values, *cache.scales) if tensor is not None]
+    assert (5 + NUM_SPARE) * page_bytes(config, 2, kv_cache_dtype) == sum(tensor.nbytes for tensor in tensors)
 
 
 def test_an_unknown_backend_says_which_there_are() -> None:

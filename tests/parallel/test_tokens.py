@@ -21,7 +21,7 @@ from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import CHEAP_ROWS
 from tests.engine.test_golden import assert_golden, expected, requests
 from tests.other_weights import other_weights
-from tests.tiny import ALL_NAMES, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME
+from tests.tiny import ALL_NAMES, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME, LLADA22_NAME, golden
 
 
 def engine_of(ranks: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
@@ -71,6 +71,17 @@ def test_the_tokens_do_not_depend_on_the_groups_of_rows(
     pair: TensorParallelExecutor, name: str, limits: dict[str, Any]
 ) -> None:
     assert_decodes_golden(engine_of(pair, name, **limits), name)
+
+
+def test_pages_in_8_bits_hold_the_numbers_of_one_process(pair: TensorParallelExecutor) -> None:
+    """A head has its own scale, so each rank rounds its heads as one process does. In float64: sums differ."""
+    name, limits = GOLDEN_NAMES[2], EngineConfig(kv_cache_tokens=4096, kv_cache_dtype="int8")
+    chosen = [request for _, request in a_request_of_each_mode(name)]
+    part, whole = pair.load(GOLDEN / name, LoadOptions(torch.float64)), golden(name, torch.float64)
+    ranks = Engine(part, limits, deps=EngineDeps(costs=CHEAP_ROWS, ranks=pair))
+    alone = Engine(whole, limits, deps=EngineDeps(costs=CHEAP_ROWS))
+    wanted = [done.token_ids for done in alone.generate(chosen)]
+    assert [done.token_ids for done in ranks.generate(chosen)] == wanted
 
 
 def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorParallelExecutor) -> None:

@@ -17,6 +17,7 @@ from service.decode.rules import CONFIDENCE, ENTROPY, JOINTLY, JointlyAbove, ent
 from service.engine.forward.logits_sampler import _STEP, _mixed, gumbel
 from service.engine.forward.rows import LINES
 from service.engine.forward.sampling_kernels import NOISY, RESTRICTED
+from service.model.attention.pages import Rounded, round_heads
 from service.model.quantization.layers import quantize_activations
 from service.model.quantization.schemes import scheme_named
 
@@ -25,8 +26,8 @@ _HIDDEN = -1e30
 PROCESSORS = 132
 
 
-def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_out, part_lse, finished, *_, L, GROUP,
-           KV_HEADS, D, SCALE, CAUSAL, **__):  # fmt: skip
+def attend(grid, q, k, v, out, keys, values, key_scales, value_scales, items, pages, indices, final, part_out, part_lse,
+           finished, *_, L, GROUP, KV_HEADS, D, SCALE, CAUSAL, **__):  # fmt: skip
     """Attention of each item's queries to pages and to the keys of its own unit. In numpy: items are many and small."""
     assert not finished.any()
     heads, index, is_final = out.view(-1, KV_HEADS, GROUP, D), indices.numpy(), final.numpy() > 0
@@ -47,11 +48,11 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
         key, value = (
             np.concatenate(
                 [
-                    cache[read].view(-1, KV_HEADS, D).double().numpy()[skipped : skipped + stop - start],
+                    _wide(cache, scales, read, q.dtype).view(-1, KV_HEADS, D).numpy()[skipped : skipped + stop - start],
                     numbers[own_start:own_stop],
                 ]
             )
-            for cache, numbers in zip((keys, values), unit_kv, strict=True)
+            for cache, scales, numbers in zip((keys, values), (key_scales, value_scales), unit_kv, strict=True)
         )
         queries = query[first : first + count].swapaxes(0, 1).reshape(KV_HEADS, -1, D)
         with np.errstate(all="ignore"):
@@ -71,6 +72,12 @@ def attend(grid, q, k, v, out, keys, values, items, pages, indices, final, part_
             weights = (part_lse[parts].double() * log(2)).softmax(0)
             merged = (part_out[parts].double() * weights[..., None]).sum(0)
             heads[first : first + count] = merged.unflatten(1, (count, GROUP)).transpose(0, 1).to(out.dtype)
+
+
+def _wide(cache, scales, pages, dtype):
+    """Some pages in float64."""
+    held = cache[pages] if scales is None else Rounded(cache[pages], scales[pages]).widened(dtype)
+    return held.double()
 
 
 def write_kv(grid, k, v, keys, values, targets, *_, L, **__):
@@ -265,7 +272,7 @@ def sum_norm(grid, x, change, weight, out, width, *, EPS, **_):
 
 
 def rotate_heads(
-    grid, qkv, q_weight, k_weight, cos, sin, keys, values, targets, *,
+    grid, qkv, q_weight, k_weight, cos, sin, keys, values, targets, key_scales, value_scales, *,
     EPS, HEADS, KV_HEADS, D, WIDTH, L, NORM, WRITE, **_,
 ):  # fmt: skip
     """Norms and rotations of queries and keys in place. With WRITE keys and values of final blocks go to pages."""
@@ -280,6 +287,12 @@ def rotate_heads(
     flat[:, : HEADS + KV_HEADS] = torch.cat([turned, qk[..., WIDTH:]], -1).to(qkv.dtype)
     if WRITE:
         _, k, v = flat.split([HEADS, KV_HEADS, KV_HEADS], 1)
+        if key_scales is not None:
+            (k_8, k_scales), (v_8, v_scales) = round_heads(k), round_heads(v)
+            write_kv((len(flat) // L,), k_scales, v_scales, key_scales, value_scales, targets, L=L)
+            k.copy_(Rounded(k_8, k_scales).widened(qkv.dtype))
+            v.copy_(Rounded(v_8, v_scales).widened(qkv.dtype))
+            k, v = k_8, v_8
         write_kv((len(flat) // L,), k, v, keys, values, targets, L=L)
 
 

@@ -173,6 +173,19 @@ def test_8_bit_matrices_decode_as_on_the_cpu(device, name, scheme):
     assert device.counts.kernels["multiply"] > 0
 
 
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], I_DLM_NAME).__contains__, ALL_NAMES))
+def test_pages_in_8_bits_decode_as_on_the_cpu(device, name):
+    """In graphs and steps ahead, with the kernels that read and write whole numbers, and as many of them."""
+    _, chosen = golden(name, 1)
+    limits = replace(ALL_ON, kv_cache_dtype="int8")
+    engine = Engine(on_device(name), limits)
+    host = load_checkpoint(GOLDEN / name, LoadOptions(torch.float32, "cpu"))
+    on_host = Engine(host, EngineConfig(kv_cache_tokens=4096, kv_cache_dtype="int8"))
+    expected = [done.token_ids for done in on_host.generate(chosen)]
+    assert [done.token_ids for done in engine.generate(chosen)] == expected
+    assert device.counts.kernels["write_kv"] == 0
+
+
 def test_an_error_of_one_request_ends_that_request_alone(device, monkeypatch):
     """The policies of `direct` raise between two forwards, while the next step is under way."""
 

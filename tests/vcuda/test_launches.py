@@ -46,12 +46,13 @@ PUBLISHED = [
 ]
 
 
-def launched_kernels(shape, block_size, weights, capability):
+def launched_kernels(shape, block_size, weights, capability, kv_cache_dtype="auto"):
     """The names of the kernels that an engine of a published shape launches at its start."""
     options = {"capability": capability, "shared_bytes": LEAST_SHARED_BYTES}
     with virtual_cuda(shapes_only=True, total_bytes=2**50, **options) as device, torch.inference_mode():
         checkpoint = published_checkpoint(shape, block_size, weights)
-        ModelRunner(checkpoint, 4096, None, 32, ExecutionConfig("triton")).prepare(16)
+        execution = ExecutionConfig("triton", kv_cache_dtype=kv_cache_dtype)
+        ModelRunner(checkpoint, 4096, None, 32, execution).prepare(16)
     assert max(binary.shared_bytes for binary in device.binaries.values()) <= LEAST_SHARED_BYTES
     changing = [binary for binary in device.binaries.values() if binary.kernel == "reveal_picks"]
     assert all(binary.waits_to_store for binary in changing)  # they change states and numbers that all warps read
@@ -67,6 +68,22 @@ def test_kernels_of_published_models_are_launched(shape, block_size, weights, ca
     assert {"attend", "rotate_heads", "sum_norm", "silu_times", "sample"} <= kernels
     assert ("choose_candidate" in kernels) is not shape.startswith("fast-dllm")  # sub-blocks have no draft candidates
     assert ("multiply" in kernels) is (weights in QUANT_SCHEMES)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size", "weights", "capability"),
+    fast_rows(lambda *row: row == FAST[0], [row for row in PUBLISHED if row[2] != "fp8"]),
+    ids=str,
+)
+def test_pages_in_8_bits_take_no_further_kernel(shape, block_size, weights, capability):
+    wide = launched_kernels(shape, block_size, weights, capability)
+    assert launched_kernels(shape, block_size, weights, capability, "int8") == wide
+
+
+def test_pages_in_8_bits_are_written_and_read_without_the_kernel_of_the_rotation(device):
+    world = World(Kind(4, (4, 2), 16, torch.float32, "cuda", kv_cache_dtype="int8"), [Shape(3, 1, 1)], seed=0)
+    world.check(attention_backend(world.cache, "triton"), world.all_rows)
+    assert device.counts.kernels["write_kv"] == 2  # numbers, then scales
 
 
 @pytest.mark.parametrize("scheme", fast_only("fp8".__eq__, QUANT_SCHEMES))

@@ -64,7 +64,9 @@ class ModelForward:
         self._edit_tokens = checkpoint.config.edit_token_ids or ()
         self._fixed_shapes = shapes.fixed_shapes
         self.states = StateTable(execution.max_running, checkpoint.config.block_size, self._mask, checkpoint.device)
-        self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
+        self._cache = PagedCache(
+            checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype, execution.kv_cache_dtype
+        )
         self._attention = attention_backend(self._cache, execution.attention)
         captured = execution if shapes.fixed_shapes or not waits_for_experts(checkpoint.backbone) else None
         self.graphs = _graphs_for(self._attention, self.states, captured, shapes.min_rows)
@@ -187,7 +189,8 @@ class ModelForward:
 class ExecutionConfig:
     """The execution of the networks.
 
-    `attention`: a backend's name (`service/model/attention/registry.py`). `capture`: captures a forward; None: CUDA
+    `attention`: a backend's name (`service/model/attention/registry.py`). `kv_cache_dtype`: the form of KV pages
+    (`service/model/attention/pages.py`). `capture`: captures a forward; None: CUDA
     graphs, on CUDA. `networks`: makes the networks, with the arguments of `ModelForward`. `agree`: whether all ranks
     say yes; None: there is one rank. `max_running`: the most requests whose states the device keeps.
     """
@@ -198,6 +201,7 @@ class ExecutionConfig:
     networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=ModelForward)
     agree: Callable[[bool], bool] | None = None
     max_running: int = 8
+    kv_cache_dtype: str = AUTO
 
 
 def _graphs_for(

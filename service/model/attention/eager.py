@@ -20,6 +20,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from service.model.attention.interface import PagedCache
+from service.model.attention.pages import Pages
 from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, RowKv, batches, single_units
 from service.model.transfer import to_device_async
 
@@ -39,7 +40,7 @@ class EagerBackend:
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
-        size, device = cache.block_size, cache.keys.device.type
+        size, device = cache.block_size, cache.device.type
         padding = _PADDING.get(device, _PADDING_ELSEWHERE)
         self._limits = BatchLimits(rows=max(1, _MAX_TOKENS // size), padding=padding // size)
 
@@ -76,14 +77,15 @@ class EagerForward:
             self.order += order
             targets += pages
             self._num_rows.append(len(order))
-        written, device = [slot for slot, page in enumerate(targets) if page != _NO_PAGE], cache.keys.device
+        written, device = [slot for slot, page in enumerate(targets) if page != _NO_PAGE], cache.device
         self._written = to_device_async(np.array(written, np.int64), device) if len(written) < len(rows) else None
         self._targets = to_device_async(np.array([targets[slot] for slot in written], np.int64), device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.layers[layer]
+        (k, key_parts), (v, value_parts) = keys.held(k), values.held(v)
         if self._targets.numel():
-            for pages, new in ((keys, k), (values, v)):
+            for pages, new in (*key_parts, *value_parts):
                 blocks = new if self._written is None else new.index_select(0, self._written)
                 pages.index_copy_(0, self._targets, blocks)
         if len(self._batches) == 1:
@@ -157,13 +159,13 @@ class PrivateBatch(Struct, frozen=True):
         is_padded = width is not None or min(counts) < longest
         page_mask = _page_mask(np.array(counts), longest, cache) if is_padded and not cache.causal else None
         mask = _causal_mask(np.array(counts), longest, cache) if cache.causal else page_mask
-        pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
+        pages = to_device_async(_padded_pages(units, own_pages, longest), cache.device)
         return cls(pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
-    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
+    def __call__(self, keys: Pages, values: Pages, rows: _BatchRows) -> Tensor:
         """The rows' attention over one layer's pages, `[R, L, heads * D]`."""
         shape = self.shape
-        k, v = shape.keys(keys.index_select(0, self.pages)), shape.keys(values.index_select(0, self.pages))
+        k, v = shape.keys(keys.read(self.pages)), shape.keys(values.read(self.pages))
         out = F.scaled_dot_product_attention(shape.queries(rows.q), k, v, attn_mask=self.mask)
         return shape.rows(out, rows.q)
 
@@ -187,17 +189,17 @@ class SharedPrefixBatch(Struct, frozen=True):
         counts, pages, mask = [unit.base for unit in units], None, None
         if longest := max(counts):  # padding repeats the unit's first page, never another unit's page
             padded = _padded_pages(units, [unit.pages[0] for unit in units], longest)
-            pages = to_device_async(padded, cache.keys.device)
+            pages = to_device_async(padded, cache.device)
             mask = _page_mask(np.array(counts), longest, cache) if min(counts) < longest else None
         return cls(pages, mask, _own_mask(units, rows, cache), _UnitShape(len(units), cache.heads_per_key))
 
-    def __call__(self, keys: Tensor, values: Tensor, rows: _BatchRows) -> Tensor:
+    def __call__(self, keys: Pages, values: Pages, rows: _BatchRows) -> Tensor:
         """The rows' attention over one layer's pages and themselves, `[R, L, heads * D]`."""
         folded = self.shape.queries(rows.q)
         among_rows = attend(folded, self.shape.keys(rows.k), self.shape.keys(rows.v), self.own_mask)
         out = among_rows.out
         if self.pages is not None:
-            k, v = (self.shape.keys(pages.index_select(0, self.pages)) for pages in (keys, values))
+            k, v = (self.shape.keys(pages.read(self.pages)) for pages in (keys, values))
             out = merge(attend(folded, k, v, self.prefix_mask), among_rows)
         return self.shape.rows(out, rows.q)
 
@@ -241,9 +243,9 @@ def _causal_mask(counts: np.ndarray, width: int, cache: PagedCache) -> Tensor:
 
 def _mask(seen: np.ndarray, cache: PagedCache) -> Tensor:
     """0 where a key is seen, elsewhere a score that hides it: finite, so that nothing becomes 0 / 0."""
-    zeros = torch.zeros(seen.shape, dtype=cache.keys.dtype)
+    zeros = torch.zeros(seen.shape, dtype=cache.dtype)
     hidden = torch.finfo(zeros.dtype).min / 2
-    return to_device_async(zeros.masked_fill_(torch.from_numpy(~seen), hidden), cache.keys.device)
+    return to_device_async(zeros.masked_fill_(torch.from_numpy(~seen), hidden), cache.device)
 
 
 # --- attention over two sets of keys ---------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from service.errors import OutOfMemory
+from service.model.attention.pages import AUTO, Pages, page_form
 from service.model.attention.shared_prefix import RowKv
 from service.model.config import ModelConfig
 from service.model.device import give_back, out_of_memory_as
@@ -23,40 +24,46 @@ NUM_SPARE = 256
 class PagedCache:
     """Keys and values of all layers, the backbone's first, then MRP's. A page holds one block.
 
-    `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`; `layers[layer]`: both. `spare`: the
-    pages after the sequences' pages. `heads_per_key`: query heads that share a key head. `max_pages`: the most pages of
-    a sequence. `causal`: whether a token sees no later one of its block. The engine's `prefix_cache.py` decides who
-    holds which page.
+    `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`; `layers[layer]`: both, in their form
+    (`pages.py`). `dtype`: the model's type. `spare`: the pages after the sequences' pages. `heads_per_key`: query heads
+    that share a key head. `max_pages`: the most pages of a sequence. `causal`: whether a token sees no later one of its
+    block. The engine's `prefix_cache.py` decides who holds which page. SettingsError for an unknown `kv_cache_dtype`.
     """
 
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: str = AUTO,
+    ) -> None:
         shape = (config.num_kv_layers, num_pages + NUM_SPARE, config.block_size, config.num_kv_heads, config.head_dim)
         self.num_pages, self.spare = num_pages, range(num_pages, num_pages + NUM_SPARE)
         self.block_size, self.causal = config.block_size, config.causal
         self.max_pages = max(1, min(num_pages, config.max_positions // config.block_size))
         self.heads_per_key = config.num_heads // config.num_kv_heads
-        self._shape = torch.Size(shape)
-        self._take(torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype))
+        self.device, self.dtype = device, dtype
+        self._shape, self._form = torch.Size(shape), page_form(kv_cache_dtype)
+        self._take(self._zeros(shape), self._zeros(shape))
 
     def release(self) -> None:
         """Gives the memory back. All pages are lost. No forward may run before `restore`."""
-        self._take(self.keys.new_empty(0), self.values.new_empty(0))
-        give_back(self.keys.device)
+        self._take(self._zeros((0, 0)), self._zeros((0, 0)))
+        give_back(self.device)
 
     def restore(self) -> None:
         """Takes memory for all pages again, at other addresses. OutOfMemory changes nothing."""
         with out_of_memory_as(OutOfMemory("the device has no memory for the KV cache", retry_after=1.0)):
-            self._take(self.keys.new_zeros(self._shape), self.values.new_zeros(self._shape))
+            self._take(self._zeros(self._shape), self._zeros(self._shape))
 
-    def _take(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self.layers = list(zip(keys.unbind(), values.unbind(), strict=True))
+    def _zeros(self, shape: Sequence[int]) -> Pages:
+        return self._form.zeros(shape, self.device, self.dtype)
 
-    @staticmethod
-    def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
-        """The size of one page over all layers, in bytes."""
-        per_token = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-        return config.num_kv_layers * config.block_size * per_token
+    def _take(self, keys: Pages, values: Pages) -> None:
+        self.keys, self.values = keys.numbers, values.numbers
+        self.scales = keys.scales, values.scales
+        self.layers = list(zip(keys.layers(), values.layers(), strict=True))
 
 
 class AttentionForward(Protocol):

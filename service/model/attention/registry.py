@@ -21,7 +21,7 @@ ATTENTION_BACKENDS: Mapping[str, type[EagerBackend | TritonBackend]] = {"eager":
 
 def attention_backend(cache: PagedCache, name: str = AUTO) -> AttentionBackend:
     """The named backend over a cache. SettingsError as in `resolve_backend`."""
-    return ATTENTION_BACKENDS[resolve_backend(name, cache.keys.device, cache.keys.dtype)](cache)
+    return ATTENTION_BACKENDS[resolve_backend(name, cache.device, cache.dtype)](cache)
 
 
 def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from service.model.attention.interface import PagedCache
+from service.model.attention.pages import PagePart
 from service.model.attention.shared_prefix import RowKv
 from service.model.attention.tile_schedule import (
     IntTable,
@@ -46,7 +47,7 @@ class TritonBackend:
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
-        device, dtype = cache.keys.device, cache.keys.dtype
+        device, dtype = cache.device, cache.dtype
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
         programs = -(-_PROGRAMS * (processors or _PROCESSORS) // cache.keys.shape[3])
         self.config = TileConfig(cache.block_size, cache.heads_per_key, _TILES[dtype.itemsize][0], programs)
@@ -60,7 +61,7 @@ class TritonBackend:
     def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> TritonForward:
         schedule = self.plan(rows, width)
         shape = schedule.shape
-        tables = _DeviceTables(to_device_async(self.packed(schedule, shape), self._cache.keys.device), shape)
+        tables = _DeviceTables(to_device_async(self.packed(schedule, shape), self._cache.device), shape)
         writes = bool((schedule.targets >= 0).any())
         partials = _PartialResults(shape, self._cache)
         return TritonForward(self._cache, tables, partials, writes=writes)
@@ -109,7 +110,7 @@ class _PartialResults:
 
     def __init__(self, shape: ScheduleShape, cache: PagedCache) -> None:
         keys = cache.keys
-        exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        exact = torch.float64 if cache.dtype == torch.float64 else torch.float32
         sizes = (max(1, shape.parts), keys.shape[3], shape.tile, keys.shape[4])
         self.out = torch.empty(sizes, device=keys.device, dtype=exact)
         self.lse = torch.empty(sizes[:3], device=keys.device, dtype=exact)
@@ -147,13 +148,13 @@ class TritonForward(PagedAttend):
         self.order, self._writes = range(tables.shape.rows), writes
         pages = cache.keys.shape
         block, kv_heads, dim = int(pages[2]), int(pages[3]), int(pages[4])
-        dtype = cache.keys.dtype
+        dtype = cache.dtype
         exact = tl.float64 if dtype == torch.float64 else tl.float32
-        self._head_sizes = {"KV_HEADS": kv_heads, "D": dim, "D_PAD": max(16, _power(dim))}
+        self._kv_heads, self._head_size = {"KV_HEADS": kv_heads}, {"D": dim, "D_PAD": max(16, _power(dim))}
         self._block_sizes = {"L": block, "L_PAD": _power(block)}
         self._tile_sizes = {"GROUP": cache.heads_per_key, "TILE": tables.shape.tile, "ACC": exact}
         _, step, warps = _TILES[dtype.itemsize]
-        interpreted = cache.keys.device.type == "cpu"
+        interpreted = cache.device.type == "cpu"
         self._loop = {
             "L": block, "KEYS": step, "SCALE": math.log2(math.e) / math.sqrt(dim),
             "WIDE": interpreted and dtype == torch.bfloat16, "CAUSAL": cache.causal,
@@ -165,30 +166,38 @@ class TritonForward(PagedAttend):
         return self._tables.final, self._tables.targets
 
     def kv_targets(self, layer: int) -> KvTargets | None:
-        if not self._writes:
+        keys, values = self._cache.layers[layer]
+        if not self._writes and keys.scales is None:
             return None
-        return KvTargets(*self._cache.layers[layer], self._tables.targets)
+        return KvTargets(keys.numbers, values.numbers, self._tables.targets, keys.scales, values.scales)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pages = self.kv_targets(layer)
-        if pages is not None:
-            k_flat, v_flat = _tokens(k), _tokens(v)
-            self._kernels.write_kv[self._tables.shape.rows, k.shape[2]](
-                k_flat, v_flat, *pages, k_flat.stride(0), v_flat.stride(0), **self._block_sizes, **self._head_sizes
-            )
+        keys, values = self._cache.layers[layer]
+        (k, key_parts), (v, value_parts) = keys.held(k), values.held(v)
+        if self._writes:
+            for key_part, value_part in zip(key_parts, value_parts, strict=True):
+                self._write(key_part, value_part)
         return self.read(layer, q, k, v)
+
+    def _write(self, keys: PagePart, values: PagePart) -> None:
+        width, k_flat, v_flat = keys.rows.shape[3], _tokens(keys.rows), _tokens(values.rows)
+        self._kernels.write_kv[self._tables.shape.rows, keys.rows.shape[2]](
+            k_flat, v_flat, keys.pages, values.pages, self._tables.targets, k_flat.stride(0), v_flat.stride(0),
+            **self._block_sizes, **self._kv_heads, D=width, D_PAD=_power(width),
+        )  # fmt: skip
 
     def read(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tables, partials, shape = self._tables, self._partials, self._tables.shape
         keys, values = self._cache.layers[layer]
         q_flat, k_flat, v_flat = _tokens(q), _tokens(k), _tokens(v)
-        kv_heads = keys.shape[2]
+        kv_heads = k.shape[2]
         out = q.new_empty(q.shape)
         strides = (k_flat.stride(0), v_flat.stride(0))
         self._kernels.attend[shape.items, kv_heads](
-            q_flat, k_flat, v_flat, out, keys, values, tables.items, tables.pages, tables.indices, tables.final,
+            q_flat, k_flat, v_flat, out, keys.numbers, values.numbers, keys.scales, values.scales,
+            tables.items, tables.pages, tables.indices, tables.final,
             partials.out, partials.lse, partials.finished, q_flat.stride(0), *strides,
-            **self._loop, **self._head_sizes, **self._tile_sizes,
+            **self._loop, **self._kv_heads, **self._head_size, **self._tile_sizes,
         )  # fmt: skip
         return out.flatten(2)
 

@@ -39,6 +39,12 @@ def _fold(query, key, value, seen, peak, total, result, SCALE: tl.constexpr, ACC
 
 
 @triton.jit
+def _widened(numbers, scales):
+    """Heads in 8 bits `[KEYS, D]` times their scales `[KEYS]`, exactly."""
+    return numbers.to(tl.float32) * scales.to(tl.float32)[:, None]
+
+
+@triton.jit
 def attend(
     q,  # [T, heads, D], tokens are q_stride numbers apart
     k,  # [T, KV_HEADS, D]
@@ -46,6 +52,8 @@ def attend(
     out,  # [T, heads, D], dense
     keys,  # [pages, L, KV_HEADS, D], dense
     values,
+    key_scales,  # [pages, L, KV_HEADS] of pages in 8 bits, or None
+    value_scales,
     items,  # [programs, 9], see tile_schedule.AttendItem
     pages,  # the units' page tables, concatenated
     indices,  # [R], block index of each row
@@ -103,10 +111,14 @@ def attend(
             n = at + step
             there = n < stop
             page = tl.load(table + n // L, mask=there, other=0).to(tl.int64)
-            where = (((page * L + n % L) * KV_HEADS + head) * D)[:, None] + d[None, :]
+            at_head = (page * L + n % L) * KV_HEADS + head
+            where = (at_head * D)[:, None] + d[None, :]
             which = there[:, None] & inside[None, :]
-            key = tl.load(keys + where, mask=which, other=0.0)
-            value = tl.load(values + where, mask=which, other=0.0)
+            key = tl.load(keys + where, mask=which, other=0)
+            value = tl.load(values + where, mask=which, other=0)
+            if key_scales is not None:  # the numbers that the rows' own keys would be
+                key = _widened(key, tl.load(key_scales + at_head, mask=there, other=0.0)).to(query.dtype)
+                value = _widened(value, tl.load(value_scales + at_head, mask=there, other=0.0)).to(query.dtype)
             peak, total, result = _fold(query, key, value, there[None, :], peak, total, result, SCALE, ACC, WIDE)
 
         for at in range(own_start, own_stop, KEYS):
