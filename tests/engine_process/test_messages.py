@@ -117,7 +117,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.LoadCheckpoint("folder", options),
         ranks.LoadShard(("folder", "other"), options, newest_only=True),
         ranks.ChangeState("restore_cache"),
-        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager", cuda_graphs=True),
+        ranks.OpenNetworks(8, ShapePolicy(1, fixed_shapes=True), "eager", cuda_graphs=True, kv_cache_dtype="int8"),
     ]
     assert [crossed(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.WorkerReady(), ranks.WorkerReady(DeviceMemory("cpu", 1, 2))]
