@@ -1,3 +1,3 @@
 """Serving system for block-diffusion language models with Multi-token Residual Prediction (MRP)."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
