@@ -61,7 +61,7 @@ class Events:
             "clients left": partial(churn, client, self._leaving, 12, KINDS[1:], 1.0),
         }
 
-    async def one(self) -> str:
+    async def happen(self) -> str:
         name = self._draw.choice(list(self._events))
         await self._events[name]()
         await ready(self._client, _REPLICAS)
@@ -104,7 +104,7 @@ async def run(arguments: argparse.Namespace) -> int:
                 await asyncio.sleep(arguments.every_s)
                 now = (await metrics(client)).get("num_preemptions_total", 0.0)
                 preemptions, before = preemptions + max(0.0, now - before), now  # a killed engine takes its count along
-                counted[name := await events.one()] += 1
+                counted[name := await events.happen()] += 1
                 differ, failed = len(tally.differing), tally.failed.total()
                 say(f"  {name}: {tally.answered} answered, {differ} differ, {failed} failed")
         rest = await at_rest(client)
