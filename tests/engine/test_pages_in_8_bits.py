@@ -17,6 +17,7 @@ from tests.engine.test_golden import WIDE_NAMES, expected, requests
 from tests.engine.test_preemption import assert_same, with_fixed_drafts
 from tests.engine.test_triton import short
 from tests.reference import Reference
+from tests.thinned import fast_only
 from tests.tiny import ALL_NAMES, GOLDEN_NAMES, I_DLM_NAME, golden, tiny_checkpoint
 
 INT8 = EngineConfig(kv_cache_tokens=4096, kv_cache_dtype="int8")
@@ -40,7 +41,10 @@ def shortest_of_each_mode(name: str, tokens: int = 24) -> list[GenerationRequest
     return [replace(request, max_new_tokens=min(tokens, request.max_new_tokens)) for request in chosen]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL_NAMES if name not in WIDE_NAMES])
+@pytest.mark.parametrize(
+    "name",
+    fast_only({GOLDEN_NAMES[1], I_DLM_NAME}.__contains__, [name for name in ALL_NAMES if name not in WIDE_NAMES]),
+)
 def test_golden_checkpoints_decode_the_references_tokens_alone_and_in_one_batch(name: str) -> None:
     """Every published mode. The golden tokens themselves are those of whole numbers: most answers leave them."""
     checkpoint = golden(name, torch.float64)
@@ -113,6 +117,7 @@ def test_requests_go_on_as_if_they_had_kept_their_pages(monkeypatch: pytest.Monk
 # --- Triton's kernels, sleep ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kernels_decode_the_references_tokens(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused kernels of layers and attention, by the interpreter, in two modes."""
     if triton_device == "cuda":
