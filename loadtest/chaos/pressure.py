@@ -45,11 +45,11 @@ def parse() -> argparse.Namespace:
 
 
 class Events:
-    """What happens to a service. `seed`: the drawn events and processes."""
+    """What happens to a service: each event once, in an order that is drawn, and again. `seed`: of the draws."""
 
     def __init__(self, running: Running, client: httpx.AsyncClient, seed: int) -> None:
         self._running, self._client, self._draw = running, client, random.Random(seed)
-        self._leaving = requests(24, seed + 1, 256)
+        self._leaving, self._next = requests(24, seed + 1, 256), list[str]()
         self._events: dict[str, Event] = {
             "engine killed": partial(self._kill, "engine"),
             "replica killed": partial(self._kill, "replica"),
@@ -62,7 +62,8 @@ class Events:
         }
 
     async def happen(self) -> str:
-        name = self._draw.choice(list(self._events))
+        self._next = self._next or self._draw.sample(list(self._events), len(self._events))
+        name = self._next.pop()
         await self._events[name]()
         await ready(self._client, _REPLICAS)
         return name
