@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.engine_process import core
+from service.engine_process import fitted_engine
 from service.errors import SettingsError
 from service.model.device import DeviceMemory
 
@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def with_memory(monkeypatch, free):
-    monkeypatch.setattr(core, "memory_of", lambda _: DeviceMemory("cpu", free, 2**36))
+    monkeypatch.setattr(fitted_engine, "memory_of", lambda _: DeviceMemory("cpu", free, 2**36))
 
 
 @pytest.mark.parametrize(("free", "most"), [(2**34, 80), (30 * MIB, 40)])
