@@ -18,6 +18,7 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.replays import MAX_FORWARDS, can_replay
 from service.engine.forward.rows import Row
+from service.engine.memory_plan import ForwardMemory
 from service.engine.memory_plan import GRAPH_ROWS
 from service.model import Checkpoint
 
@@ -130,8 +131,8 @@ class SimulatedRunner:
     def prepare(self, max_rows: int) -> None:
         """There is nothing to warm up."""
 
-    def measure_bytes(self, max_rows: int) -> int:  # noqa: ARG002 - it has no memory
-        return 0
+    def measure_bytes(self, max_rows: int) -> ForwardMemory:  # noqa: ARG002 - it has no memory
+        return ForwardMemory(0, 0)
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         """As `ModelRunner.begin`."""
