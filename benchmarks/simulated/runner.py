@@ -18,8 +18,7 @@ from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.replays import MAX_FORWARDS, can_replay
 from service.engine.forward.rows import Row
-from service.engine.memory_plan import ForwardMemory
-from service.engine.memory_plan import GRAPH_ROWS
+from service.engine.memory_plan import GRAPH_ROWS, ForwardMemory
 from service.model import Checkpoint
 
 #: the time of a forward in milliseconds, by its rows
