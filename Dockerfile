@@ -1,6 +1,6 @@
 # mrp-serve, for a laptop, for `ray up` and for KubeRay (docs/deploy.md).
 #
-#   docker build --build-arg TORCH_INDEX=ADDRESS -t mrp-serve:cpu .     small; ADDRESS: its --index-url on pytorch.org, "Start Locally"
+#   docker build --build-arg TORCH_INDEX=ADDRESS -t mrp-serve:cpu .     small; ADDRESS: PyTorch's index of CPU wheels ("Start Locally")
 #   docker build --build-arg DEVICE=cuda -t mrp-serve:cuda .            the default wheels, which bring CUDA along
 #
 #   docker run --init -p 127.0.0.1:8000:8000 mrp-serve:cpu --model X    or `serve X`, `check X`, `bash` (deploy/entrypoint.sh)
