@@ -56,10 +56,6 @@ class ForwardMemory:
     graphs: int
     largest: int
 
-    @property
-    def total(self) -> int:
-        return self.graphs + self.largest
-
 
 def plan_memory(
     sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory, measured: int | None = None
