@@ -53,7 +53,7 @@ def build_one_machine(args: Settings) -> Application:
 
 
 def _compose(args: Settings, *, listens: bool) -> Application:
-    """The two deployments, bound to each other. `listens`: the ingress takes connections itself."""
+    """The deployments, bound to each other. `listens`: the ingress takes connections itself."""
     if args.device == "auto" and wants_gpu(args.device):
         args = args.model_copy(update={"device": "cuda"})  # the number of slots depends on the device
     # A replica that is being replaced finishes its requests.
@@ -82,8 +82,17 @@ def _compose(args: Settings, *, listens: bool) -> Application:
         max_surge_percent=_SURGE_PERCENT,
         **stopping,
     )
-    application: Application = ingress.bind(args, generator.bind(args), listens)
+    replicas = generator.bind(args)
+    trainer = () if args.online_mrp_dir is None else (_trainer().bind(args, replicas),)
+    application: Application = ingress.bind(args, replicas, listens, *trainer)
     return application
+
+
+def _trainer() -> Any:
+    """The deployment that lets MRP learn. It takes idle time of a CPU; a deployment file may give it a GPU."""
+    from training.deployment import TrainerDeployment
+
+    return serve.deployment(TrainerDeployment, name="MrpTrainer", num_replicas=1, ray_actor_options={"num_cpus": 0})
 
 
 def _replicas(args: Settings) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _SYNC_S, _SHOW_S = 1.0, 0.2
 _OF_THE_SERVER = frozenset(
     {"max_waiting", "max_queue_s", "drain_timeout_s", "host", "port", "api_keys", "api_keys_file", "admin_keys"}
     | {"allowed_origins", "share_prefixes_between_keys", "api_server_count", "otlp_endpoint", "max_replicas"}
+    | {"online_mrp_dir"}
 )
 
 

@@ -111,11 +111,14 @@ def _check_checkpoint(settings: Settings) -> Path:
     from service.model.quantization.schemes import activation_parts, chosen_scheme
     from service.quality.presets import file_of
     from service.quality.schema import file_name
+    from service.replica.start import check_learning
     from service.text import check_tokenizer
 
     folder = resolve(settings.model)
     config, ranks = parse_config(read_config(folder), block_size=settings.block_size), settings.tensor_parallel_size
     Shard(0, ranks).divide(config)
+    if settings.online_mrp_dir is not None:
+        check_learning(config)
     scheme = chosen_scheme(config.quantization, settings.quantization)
     file_of(folder, settings.quality_file, file_name(scheme, activation_parts(scheme, ranks)))
     check_weights(folder)

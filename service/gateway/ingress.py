@@ -55,7 +55,7 @@ from service.gateway.playground.routes import playground_routes
 from service.gateway.prefix_cache import add_cache_route
 from service.gateway.request_log import Record, current_origin, current_record, telemetry, with_request_log
 from service.gateway.stall_watch import StallWatch
-from service.gateway.weights import ServiceWeights, add_weight_routes
+from service.gateway.weights import ServiceWeights, UpdateWeightsRequest, add_weight_routes
 from service.messages.replica_status import ModelCard, Snapshot, Status
 from service.messages.wire import ReplicaRequest, Weights
 from service.routing.affinity import ROUTING_REASONS
@@ -159,6 +159,14 @@ class Ingress:
 
     def require_weights(self, weights: Weights) -> None:
         self._weights.add(weights)
+
+    async def publish_mrp(self, folder: str, version: int) -> Weights | MrpServeError:
+        """Gives all replicas MRP's weights in a folder. Returns the weights that answer now, or why not."""
+        try:
+            order = UpdateWeightsRequest(model=folder, version=version, partial=True)
+            return (await self._weights.update(order))[0].weights
+        except MrpServeError as error:
+            return error
 
     def _add_routes(self, app: FastAPI) -> None:
         app.include_router(generate_router(self))

@@ -21,6 +21,8 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.errors import MrpServeError
+from service.messages.finished import FinishedRequests
 from service.messages.replica_status import ControlCommand, ControlResult, Snapshot, Status
 from service.messages.wire import Weights
 from service.rayserve.network import keep_serve_on_loopback, leave_proxies_out
@@ -76,6 +78,9 @@ class GeneratorDeployment:
     async def control(self, command: ControlCommand) -> ControlResult:
         return await self._replica.control(command)
 
+    async def take_finished(self) -> FinishedRequests:
+        return self._replica.take_finished()
+
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
         failure = self._replica.status().failure
@@ -117,9 +122,16 @@ class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
     async def __init__(  # type: ignore[misc]
-        self, settings: Settings, generator: DeploymentHandle[Any], listens: bool = False
+        self,
+        settings: Settings,
+        generator: DeploymentHandle[Any],
+        listens: bool = False,
+        trainer: DeploymentHandle[Any] | None = None,
     ) -> None:
-        """`listens`: the ingress takes connections itself, on `host` and `port`. Otherwise Serve's proxies do."""
+        """`listens`: the ingress takes connections itself, on `host` and `port`. Otherwise Serve's proxies do.
+
+        `trainer`: of MRP, if it learns.
+        """
         leave_proxies_out()
         keep_serve_on_loopback(ray.util.get_node_ip_address())
         from service.gateway.deps import IngressDeps
@@ -135,7 +147,7 @@ class IngressDeployment:
         ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
         links = _links(settings, registry)
-        backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
+        backend = RayBackend(links, generator, ingresses, trainer, scales_to_zero=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, backend, IngressDeps(start_tracing(settings), registry))
         self._ingress.watch()
         if not listens and (warning := open_warning(settings)):
@@ -154,6 +166,9 @@ class IngressDeployment:
 
     async def require_weights(self, weights: Weights) -> None:
         self._ingress.require_weights(weights)
+
+    async def publish_mrp(self, folder: str, version: int) -> Weights | MrpServeError:
+        return await self._ingress.publish_mrp(folder, version)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {WANTED: self._ingress.replicas_wanted}

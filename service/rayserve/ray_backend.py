@@ -30,9 +30,10 @@ _T = TypeVar("_T")
 
 
 class RayBackend:
-    """Implements `Backend` over the two deployments of one application.
+    """Implements `Backend` over the deployments of one application.
 
     `links`: the links to the replicas. `replicas`, `ingresses`: Serve's handles for control calls to all of them.
+    `trainer`: the handle of MRP's trainer, whose metrics stand beside those of the ingresses.
     `scales_to_zero`: whether the service may have no replica on purpose.
     """
 
@@ -41,11 +42,12 @@ class RayBackend:
         links: ReplicaLinks,
         replicas: DeploymentHandle[Any],
         ingresses: DeploymentHandle[Any],
+        trainer: DeploymentHandle[Any] | None = None,
         scales_to_zero: bool = False,
     ) -> None:
         self._links = links
         self.encode, self.stream = links.encode, links.stream
-        self._replicas, self._ingresses = replicas, ingresses
+        self._replicas, self._ingresses, self._trainer = replicas, ingresses, trainer
         self._scales_to_zero = scales_to_zero
         self._statuses: list[Status] = []
         self._snapshots: list[Snapshot] = []
@@ -103,26 +105,28 @@ class RayBackend:
 
     async def control(self, command: ControlCommand) -> list[ControlResult]:
         try:
-            return await _of_all(self._replicas, "control", ControlResult, command, timeout_s=_UPDATE_S)
+            return await of_all(self._replicas, "control", ControlResult, command, timeout_s=_UPDATE_S)
         except TimeoutError:
             raise command.failed(f"a replica has not answered within {_UPDATE_S:g} s") from None
 
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may not answer. A hanging one gets the version from the replicas."""
         try:
-            await _of_all(self._ingresses, "require_weights", type(None), weights)
+            await of_all(self._ingresses, "require_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
 
     async def snapshots(self, ingress: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""
-        calls = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingresses, self._replicas))
-        ingresses, replicas = await asyncio.gather(*calls, return_exceptions=True)
+        handles = [handle for handle in (self._ingresses, self._replicas, self._trainer) if handle is not None]
+        calls = (of_all(handle, "snapshot", Snapshot) for handle in handles)
+        ingresses, replicas, *trainers = await asyncio.gather(*calls, return_exceptions=True)
         self._snapshots = _or_before(replicas, self._snapshots)
-        return _or_before(ingresses, []) or [ingress], self._snapshots
+        trainer = [snapshot for answers in trainers for snapshot in _or_before(answers, [])]
+        return [*(_or_before(ingresses, []) or [ingress]), *trainer], self._snapshots
 
 
-async def _of_all(
+async def of_all(
     handle: DeploymentHandle[Any], method: str, kind: type[_T], *args: object, timeout_s: float = _CONTROL_S
 ) -> list[_T]:
     """The answers of all replicas of a deployment, dead ones left out. TimeoutError if one does not answer."""

@@ -26,6 +26,7 @@ class AnswerBlocks:
     token_texts: TokenTextStream | None  # names the tokens, None if the request does not need names
     text_of: Callable[[int], str]  # the text of a token id
     block_size: int
+    all_token_ids: list[int] | None = None  # those of the prompt, and of the answer so far; None if nobody needs them
     stats: Stats = field(init=False)  # the statistics so far, over all replicas
     ending: Ending | None = field(init=False, default=None)  # set by the last event
     _ignored: tuple[str, ...] = field(init=False, default=())
@@ -67,6 +68,8 @@ class AnswerBlocks:
             piece += self.text.finish()
         self.stats = self._stats(event.stats)
         self._num_tokens += len(token_ids)
+        if self.all_token_ids is not None:
+            self.all_token_ids += token_ids
         step_map = (
             self._steps.add(event.steps) if self.request.return_step_map or self.request.return_token_texts else []
         )

@@ -20,6 +20,7 @@ from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import LogprobsRequest, Stats, check_text
 from service.engine_process.client import EngineProcessClient
 from service.errors import PromptTooLong
+from service.messages.finished import FinishedRequest, FinishedRequests
 from service.messages.replica_status import Snapshot, Status
 from service.messages.wire import (
     Chunk,
@@ -38,6 +39,7 @@ from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.control import ReplicaControl
 from service.replica.metrics import ReplicaMetrics
+from service.replica.recent import RecentRequests
 from service.replica.scoring import PositionScorer
 from service.replica.spans import Timeline, trace_request
 from service.settings.settings import Settings
@@ -78,6 +80,7 @@ class Replica:
         self.control = self._control.run
         self._encoders = [ThreadPoolExecutor(1, "encode") for _ in (_LONG, _HUGE)]
         self._in_flight = 0
+        self._recent = RecentRequests() if settings.online_mrp_dir else None
 
     async def stream(self, request: ReplicaRequest) -> ReplicaStream:
         """The blocks of an answer and its ending, and steps on request; with `scoring` an ending only.
@@ -132,6 +135,7 @@ class Replica:
             token_texts=token_texts,
             text_of=self.codec.name_of,
             block_size=self.engine.info.config.block_size,
+            all_token_ids=None if self._recent is None else [*request.prompt_token_ids],
         )
         return answer, self.engine.generate(request, replica_request.constraint, answer.note_ignored)
 
@@ -176,6 +180,9 @@ class Replica:
         self._metrics.finished(mode.name, ending.finish_reason, ending.stats)
         if request.quality:
             self._metrics.count_quality(request.quality, Plan.from_mode(mode).name)
+        if self._recent is not None and answer.all_token_ids and ending.finish_reason in {"stop", "length"}:
+            token_ids, owner = tuple(answer.all_token_ids), request.sharing.tenant
+            self._recent.add(FinishedRequest(token_ids, answer.prompt_tokens, owner, ending.stats))
         return ending
 
     async def _run(self, length: int, encode: Callable[[], _T]) -> _T:
@@ -253,6 +260,11 @@ class Replica:
     def snapshot(self) -> Snapshot:
         families = self._metrics.families(self.engine.state(), self._control.card.weights, self._replica)
         return Snapshot(self._replica, self._in_flight, families)
+
+    def take_finished(self) -> FinishedRequests:
+        """The requests that ended by themselves since the last call. None are kept unless MRP learns."""
+        requests = self._recent.take() if self._recent is not None else ()
+        return FinishedRequests(requests, self._control.card.weights, self.engine.state().num_waiting)
 
     def close(self) -> None:
         self.engine.close()

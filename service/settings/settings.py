@@ -127,6 +127,11 @@ class Settings(BaseSettings):
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
     )
+    online_mrp_dir: Path | None = Field(
+        None,
+        description="folder for versions of MRP, which then learns from requests; every machine of the service needs "
+        "access to it; default: MRP does not learn",
+    )
     deterministic: bool = Field(
         False, description="same seed, same tokens: in any batch and on any equal replica; slower"
     )
@@ -263,6 +268,8 @@ class Settings(BaseSettings):
                 f"{self.tensor_parallel_size}; allowed are then auto, cpu and cuda",
                 param="device",
             )
+        if self.online_mrp_dir is not None:
+            self._check_learning()
         if self.max_replicas is None and not self.num_replicas:
             raise SettingsError(
                 "num_replicas is 0, which is allowed with max_replicas only: no request would ever be answered",
@@ -274,6 +281,21 @@ class Settings(BaseSettings):
                 param="max_replicas",
             )
         return self
+
+    def _check_learning(self) -> None:
+        """SettingsError if keys share nothing, since one MRP learns from the texts of all, or for 8-bit matrices."""
+        if (self.api_keys or self.api_keys_file) and not self.share_prefixes_between_keys:
+            raise SettingsError(
+                f"online_mrp_dir is {str(self.online_mrp_dir)!r}: one MRP learns from the texts of all API keys, so "
+                "drafts of a key tell of the others' texts; with API keys, share_prefixes_between_keys must be true",
+                param="online_mrp_dir",
+            )
+        if self.quantization:
+            raise SettingsError(
+                f"online_mrp_dir is {str(self.online_mrp_dir)!r} and quantization is {self.quantization!r}: MRP learns "
+                "from wide matrices only",
+                param="online_mrp_dir",
+            )
 
     @field_validator("served_model_name", "allowed_origins", "api_keys", "admin_keys", mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from service.messages.replica_status import Family
 PREFIX = "mrp_"
 
 #: the process that counts a metric
-Process = Literal["replica", "ingress"]
+Process = Literal["replica", "ingress", "trainer"]
 
 _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
@@ -101,6 +101,27 @@ METRICS: tuple[Metric, ...] = (
     Metric("request_queue_time_seconds", "Arrival to the start by an engine, without aborts", (), _SECONDS),
     Metric("engine_step_seconds", "One step of the engine", (), _STEP_SECONDS),
     Metric("rows_per_forward", "Rows (blocks) in a backbone forward", (), _ROWS),
+    Metric("online_requests_total", "Finished requests that MRP's trainer has read", where="trainer"),
+    Metric("online_updates_total", "Updates of the trained MRP", where="trainer"),
+    Metric("online_versions_total", "Versions that were better, by what became of them", ("outcome",), where="trainer"),
+    Metric(
+        "online_served_accepted_per_forward",
+        "Drafts accepted a forward on recent requests kept for it, by the served MRP, at the last judgement",
+        where="trainer",
+    ),
+    Metric("online_trained_accepted_per_forward", "The same, by the trained MRP", where="trainer"),
+    Metric(
+        "online_accepted_tokens_total",
+        "Drafts accepted of the requests read whose drafts MRP refined, for its newest versions",
+        ("mrp_version",),
+        where="trainer",
+    ),
+    Metric(
+        "online_forwards_total",
+        "Denoise and verify forwards of these requests",
+        ("mrp_version",),
+        where="trainer",
+    ),
 )
 
 
@@ -161,6 +182,10 @@ class Registry:
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         self._labelled(name, labels).observe(value)
+
+    def remove(self, name: str, **labels: str) -> None:
+        """Ends a series."""
+        self._metrics[name].remove(*labels.values())
 
     def _labelled(self, name: str, labels: Mapping[str, str]) -> Any:
         return self._metrics[name].labels(**labels) if labels else self._metrics[name]
