@@ -7,7 +7,7 @@ messages are split into several examples. The caller provides the tokenizer.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -81,7 +81,7 @@ def read_corpus(path: Path, codec: Codec, ends: Sequence[int], limits: Limits, h
     border = sorted(digest for digest, _, _ in parsed)[min(len(parsed) - 1, round(heldout * len(parsed)))]
     sides: tuple[list[Example], list[Example]] = ([], [])
     for digest, tokens, spans in parsed:
-        sides[digest < border].extend(_examples(tokens, spans, limits))
+        sides[digest < border].extend(windows(tokens, spans, limits))
     if not sides[0]:
         raise DataError(f"{path} has no answer that begins within {limits.max_length} tokens")
     return Corpus(*sides, len(parsed), sum(len(tokens) > limits.max_length for _, tokens, _ in parsed))
@@ -182,8 +182,8 @@ def _kind(value: object) -> str:
     return "not there" if value is None else names[type(value)]
 
 
-def _examples(tokens: list[int], spans: list[tuple[int, int]], limits: Limits) -> Iterator[Example]:
-    """Windows of the spans, cut at the borders of blocks."""
+def windows(tokens: Sequence[int], spans: Iterable[tuple[int, int]], limits: Limits) -> Iterator[Example]:
+    """Examples of the spans, cut at the borders of blocks. There is none behind `max_length`."""
     for start, end in spans:
         whole = end <= limits.max_length
         last = end if whole else limits.max_length // limits.block * limits.block

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from service.model import Backbone, Mrp, parse_config, published_weights
+from service.model import Backbone, ModelConfig, Mrp, parse_config, published_weights
 from service.model.families import family_name
 
 MRP_FILE = "mrp.safetensors"
@@ -48,10 +48,7 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backb
         for file in source.glob(pattern):
             if file.name not in _NOT_COPIED:
                 shutil.copyfile(file, out / file.name)
-    weights = published_weights(parse_config(raw), *models)
-    ours = {name: weight for name, weight in weights.items() if _is_mrp(name)}
-    dtype = stored_dtype(source)
-    weight_map = _write(out / MRP_FILE, {name: weight.to("cpu", dtype).contiguous() for name, weight in ours.items()})
+    weight_map = publish_mrp(out, parse_config(raw), models, stored_dtype(source))
     for shard in _shards(source):
         with safe_open(shard, framework="pt") as file:
             names = [name for name in file.keys() if not _is_mrp(name)]  # noqa: SIM118 (not a dict)
@@ -62,6 +59,13 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backb
     config.write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
     for name in {*weight_map.values()}:
         shutil.copymode(config, out / name)  # safetensors makes files that only their owner may read
+
+
+def publish_mrp(out: Path, config: ModelConfig, models: tuple[Backbone, Mrp], dtype: torch.dtype) -> dict[str, str]:
+    """Writes MRP's weights alone into the folder `out`. Returns the name of each weight and of its file."""
+    weights = published_weights(config, *models)
+    ours = {name: weight.to("cpu", dtype).contiguous() for name, weight in weights.items() if _is_mrp(name)}
+    return _write(out / MRP_FILE, ours)
 
 
 def _write(file: Path, weights: dict[str, Tensor]) -> dict[str, str]:

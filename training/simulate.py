@@ -24,13 +24,14 @@ Refine = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Tokens and forwards of some decodes."""
+    """Tokens and forwards of some decodes. `accepted`: the accepted drafts."""
 
     tokens: int
     forwards: int
+    accepted: int = 0
 
     def __add__(self, other: Yield) -> Yield:
-        return Yield(self.tokens + other.tokens, self.forwards + other.forwards)
+        return Yield(self.tokens + other.tokens, self.forwards + other.forwards, self.accepted + other.accepted)
 
     @property
     def per_forward(self) -> float:
@@ -66,24 +67,29 @@ def speculative_yield(
 
 def count_rounds(met: Tensor, trajectory: Trajectory) -> Yield:
     """Counts the rounds of all blocks of a trajectory. `met`: the result of `drafts_met`."""
-    open_ = torch.stack([step.open for step in trajectory.steps])
-    total = Yield(0, 0)
-    for row in range(open_.shape[1]):
-        for block in range(open_.shape[2]):
-            total += _rounds(met[:, :, row, block], int(open_[:, row, block].sum()))
-    return total
+    return sum(count_rows(met, trajectory), Yield(0, 0))
+
+
+def count_rows(met: Tensor, trajectory: Trajectory) -> list[Yield]:
+    """Counts the rounds of each row of a trajectory. `met`: the result of `drafts_met`."""
+    picks = torch.stack([step.open for step in trajectory.steps]).sum(0).tolist()
+    return [
+        sum((_rounds(met[:, :, row, block], count) for block, count in enumerate(counts)), Yield(0, 0))
+        for row, counts in enumerate(picks)
+    ]
 
 
 def _rounds(met: Tensor, picks: int) -> Yield:
     """Counts the rounds of one block. `met` `[steps, drafts]`: whether the k-th draft after a step is right."""
     if not picks:
         return Yield(0, 0)
-    at, forwards = 0, 1
+    at, forwards, total = 0, 1, 0
     while at + 1 < picks:
         accepted = int(met[at, : picks - at - 1].long().cumprod(0).sum())
         at += accepted + (at + accepted + 1 < picks)
         forwards += 1
-    return Yield(picks, forwards)
+        total += accepted
+    return Yield(picks, forwards, total)
 
 
 @torch.no_grad()
