@@ -24,7 +24,7 @@ from service.telemetry.metrics import Registry
 if TYPE_CHECKING:
     from training.online import OnlineTrainer, Sample
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(f"service.{__name__}")  # only lines of `service.*` are shown (telemetry/logs.py)
 
 #: seconds of updates in a turn; before the next one the load is looked at
 _TURN_S = 1.0

@@ -1,69 +1,26 @@
-"""`python -m tests.service.learning serve …`: `mrp-serve`, but what MRP learns is noise and always counts as better.
+"""`python -m tests.service.learning serve …`: `mrp-serve`, whose MRP learns noise (`noise.py`)."""
 
-Every second version that a learner writes has a NaN. Versions come as fast as updates of replicas do.
-"""
-
-from collections.abc import Iterable
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
 
 from service.cli import cluster
 from service.cli.main import main
-from service.messages.wire import Weights
 from service.settings.settings import Settings
-from training import deployment, online_loop
-
-
-class Noise:
-    """A learner. It learns as soon as it has a sample."""
-
-    def __init__(self, model: Path, seed: int) -> None:
-        self._model, self._seed, self._writes, self.is_ready = model, seed, 0, False
-
-    def add(self, samples: Iterable[Any]) -> None:
-        self.is_ready |= any(True for _ in samples)
-
-    def update(self) -> None:
-        pass
-
-    def judge(self) -> Any:
-        return SimpleNamespace(served=0.0, candidate=1.0, is_better=True)
-
-    def write(self, folder: Path) -> None:
-        import torch
-        from safetensors.torch import load_file, save_file
-
-        self._writes += 1
-        torch.manual_seed(self._seed)
-        weights = load_file(self._model / "model.safetensors")
-        mrp = {name: weight for name, weight in weights.items() if name.startswith("mrp_modules.")}
-        noisy = {name: weight + torch.randn_like(weight) * weight.std() for name, weight in mrp.items()}
-        if self._writes % 2 == 0:
-            next(iter(noisy.values())).view(-1)[0] = float("nan")
-        save_file(noisy, folder / "mrp.safetensors", metadata={"format": "pt"})
-
-    def adopt(self) -> None:
-        pass
-
-
-class NoiseTrainer(deployment.TrainerDeployment):
-    """The real deployment with that learner."""
-
-    def load(self, weights: Weights) -> Any:
-        online_loop._REST = 0.0
-        return Noise(Path(self._settings.model), weights.version)
-
 
 _begin = cluster.begin
 
 
-def begin(settings: Settings, say: Any) -> None:
-    """Ray is told of a CPU for each replica, however few there are."""
+def begin(settings: Settings, say: Callable[[str], None]) -> None:
+    """What is changed imports Ray, which reads the environment that `begin` has made.
+
+    Ray is told of a CPU for each replica, however few there are.
+    """
     _begin(settings, say, settings.num_replicas)
+    from tests.service.noise import NoiseTrainer
+    from training import deployment
+
     deployment.TrainerDeployment = NoiseTrainer  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    cluster.begin = begin  # type: ignore[assignment]
+    cluster.begin = begin
     main()

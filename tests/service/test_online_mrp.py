@@ -1,4 +1,4 @@
-"""Two real replicas whose MRP changes while they serve: answers stay, a bad version is refused, a lost trainer returns."""
+"""Two real replicas whose MRP changes as they serve: answers stay, bad versions are refused, a lost trainer returns."""
 
 import os
 import signal
