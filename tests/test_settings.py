@@ -103,6 +103,9 @@ def test_an_empty_key_is_refused() -> None:
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8': Input should be 'auto' or 'int8'"),
         ({"num_replicas": 0}, "num_replicas is 0, which is allowed with max_replicas only"),
+        ({"online_mrp_dir": "m", "api_keys": "a,b"}, "with API keys, share_prefixes_between_keys must be true"),
+        ({"online_mrp_dir": "m", "api_keys_file": "k"}, "with API keys, share_prefixes_between_keys must be true"),
+        ({"online_mrp_dir": "m", "quantization": "fp8"}, "MRP learns from wide matrices only"),
         ({"num_replicas": 3, "max_replicas": 2}, r"max_replicas is 2, allowed is num_replicas \(3\) or more"),
     ],
 )
