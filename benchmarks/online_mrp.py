@@ -6,13 +6,14 @@ core. A better module is adopted at once. The further requests that are measured
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from benchmarks import options as cli
-from benchmarks.evaluation import Variant, evaluate
+from benchmarks.evaluation import Score, Variant, evaluate
 from benchmarks.text import package_files
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -27,9 +28,11 @@ Kind = Literal["story", "form", "code", "python", "packages", "prose"]
 
 _TOGETHER = 32
 _NEW_TOKENS = 32
+#: answers after which drafts are measured, beside the last one
+_MARKS = (1000,)
 _PLANS = (Static(), Speculative(1), Speculative(2), Speculative(4), Speculative("auto"))
 #: updates between two judgements
-_JUDGE_EVERY = 40
+_JUDGE_EVERY = 80
 
 
 @cli.with_fields("options", cli.ModelOptions)
@@ -37,7 +40,6 @@ def command(
     options: cli.ModelOptions,
     kind: Annotated[Kind, typer.Option(help="What is asked.")] = "python",
     answers: Annotated[int, typer.Option(min=1)] = 5000,
-    measure_at: Annotated[list[int], typer.Option(help="Answers after which drafts are measured.")] = [1000],  # noqa: B006
     share: Annotated[float, typer.Option(help="The trainer's CPU time, as a share of the engine's.")] = 1.0,
     requests: Annotated[int, typer.Option(min=1, help="Requests that are measured.")] = 200,
     rate: Annotated[float, typer.Option(help="The learning rate.")] = OnlineOptions().rate,
@@ -54,7 +56,7 @@ def command(
     engine = Engine(checkpoint, EngineConfig(max_running=_TOGETHER, prefix_cache=False))
     served = trained = updates = done = 0.0
     versions = refused = 0
-    marks = sorted({*measure_at, answers})
+    marks = [mark for mark in _MARKS if mark < answers] + [answers]
     while done < answers:
         begin = time.process_time()
         trainer.add(_answered(engine, [next(prompts) for _ in range(_TOGETHER)]))
@@ -66,7 +68,7 @@ def command(
             updates += 1
             if updates % _JUDGE_EVERY == 0:
                 judgement = trainer.judge()
-                print(f"{done:.0f} {updates:.0f} {judgement} {judgement.is_better}", flush=True)
+                _say({"answers": done, "updates": updates, "judgement": judgement})
                 if judgement.is_better:
                     trainer.adopt()
                     versions += 1
@@ -113,12 +115,11 @@ def _answered(engine: Engine, prompts: list[list[int]]) -> Iterator[Sample]:
 def _measure(checkpoint: Checkpoint, prompts: list[list[int]]) -> dict[str, Any]:
     engines = {"mrp": Engine(checkpoint, EngineConfig(prefix_cache=False))}
     tasks = [PromptTask(tuple(prompt), lambda _: False) for prompt in prompts]
-    for scores in evaluate(engines, tasks, [Variant(mode) for mode in _PLANS], SamplingParams(), (_NEW_TOKENS, 8)):
-        pass
+    *_, scores = evaluate(engines, tasks, [Variant(mode) for mode in _PLANS], SamplingParams(), (_NEW_TOKENS, 8))
     return {score.variant.name: _numbers(score) for score in scores}
 
 
-def _numbers(score) -> dict[str, Any]:
+def _numbers(score: Score) -> dict[str, Any]:
     stats = [completion.stats for completion in score.completions]
     forwards = sum(each.forwards.denoise + each.forwards.verify for each in stats)
     return {
@@ -130,14 +131,12 @@ def _numbers(score) -> dict[str, Any]:
 
 def _prose() -> Iterator[str]:
     """The texts of this repository's documents."""
-    from pathlib import Path
-
     for file in sorted(Path("docs").glob("*.md")):
         yield file.read_text(encoding="utf-8")
 
 
 def _say(row: dict[str, Any]) -> None:
-    print(row, flush=True)
+    cli.results().print(row)
 
 
 if __name__ == "__main__":
