@@ -27,7 +27,7 @@ from training.conversations import Example, Limits, windows
 from training.lessons import Objective, Phase, Teacher
 from training.losses import Weights
 from training.optim import Optimiser, Schedule, Steps
-from training.publish import publish_mrp, stored_dtype
+from training.publish import WEIGHTS_FILE, publish_mrp, stored_dtype
 from training.rollout import roll_out
 from training.simulate import Drafting, Yield, count_rows, drafts_met
 from training.stream import Shape, Stream
@@ -42,6 +42,8 @@ _WORTHWHILE = 0.02
 #: examples, of which one batch with similar shapes is drawn, for each of its rows
 _POOL = 8
 _AVERAGED = 0.98
+#: how often each state of a batch is used: the decoding of the batch takes about as long as an update
+_PASSES = 3
 _WEIGHTS = Weights(next_pick=4.0, order=0.25, revision=0.5)
 
 
@@ -70,11 +72,11 @@ class OnlineOptions:
     tokens: int = 2**18
     held_out: int = 8
     uses: int = 4
-    rows: int = 16
+    rows: int = 4
     batch_tokens: int = 4096
-    judged: int = 128
+    judged: int = 96
     refusals: int = 8
-    rate: float = 1e-3
+    rate: float = 3e-3
     max_length: int = 2048
     window: int = 256
     seed: int = 0
@@ -167,7 +169,8 @@ class OnlineTrainer:
     def write(self, folder: Path) -> None:
         """Writes MRP's weights as judged, for an update with `partial`: no text, no state of the training."""
         folder.mkdir(parents=True, exist_ok=True)
-        publish_mrp(folder, self._checkpoint.config, (self._checkpoint.backbone, self._judged), self._stored)
+        models = self._checkpoint.backbone, self._judged
+        publish_mrp(folder / WEIGHTS_FILE, self._checkpoint.config, models, self._stored)
 
     def adopt(self) -> None:
         """Tells that the judged candidate is served now. The training goes on with its state."""
@@ -180,7 +183,7 @@ class OnlineTrainer:
         self._average = AveragedModel(self._candidate, multi_avg_fn=get_ema_multi_avg_fn(_AVERAGED))
         self._judged = deepcopy(self._served).to(self._stored)
         phase = Phase(0.0, self._drafts, _WEIGHTS)
-        teacher = Teacher((backbone, self._candidate), Objective((phase,)), self._ends)
+        teacher = Teacher((backbone, self._candidate), Objective((phase,), passes=_PASSES, sampled=0.0), self._ends)
         optimiser = Optimiser(self._candidate.named_parameters(), Schedule(self._options.rate, warmup=20))
         self._trainer = Trainer(teacher, optimiser, self._options.seed)
         self._refused = 0

@@ -18,6 +18,8 @@ from service.model import Backbone, ModelConfig, Mrp, parse_config, published_we
 from service.model.families import family_name
 
 MRP_FILE = "mrp.safetensors"
+#: the only file of a folder with weights
+WEIGHTS_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 #: file with the scores of a training on held-out examples
@@ -48,7 +50,7 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backb
         for file in source.glob(pattern):
             if file.name not in _NOT_COPIED:
                 shutil.copyfile(file, out / file.name)
-    weight_map = publish_mrp(out, parse_config(raw), models, stored_dtype(source))
+    weight_map = publish_mrp(out / MRP_FILE, parse_config(raw), models, stored_dtype(source))
     for shard in _shards(source):
         with safe_open(shard, framework="pt") as file:
             names = [name for name in file.keys() if not _is_mrp(name)]  # noqa: SIM118 (not a dict)
@@ -61,11 +63,11 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backb
         shutil.copymode(config, out / name)  # safetensors makes files that only their owner may read
 
 
-def publish_mrp(out: Path, config: ModelConfig, models: tuple[Backbone, Mrp], dtype: torch.dtype) -> dict[str, str]:
-    """Writes MRP's weights alone into the folder `out`. Returns the name of each weight and of its file."""
+def publish_mrp(file: Path, config: ModelConfig, models: tuple[Backbone, Mrp], dtype: torch.dtype) -> dict[str, str]:
+    """Writes MRP's weights alone. Returns the file's name for the name of each weight."""
     weights = published_weights(config, *models)
     ours = {name: weight.to("cpu", dtype).contiguous() for name, weight in weights.items() if _is_mrp(name)}
-    return _write(out / MRP_FILE, ours)
+    return _write(file, ours)
 
 
 def _write(file: Path, weights: dict[str, Tensor]) -> dict[str, str]:
@@ -80,6 +82,6 @@ def _is_mrp(name: str) -> bool:
 def _shards(source: Path) -> list[Path]:
     index = source / _INDEX
     if not index.is_file():
-        return [source / "model.safetensors"]
+        return [source / WEIGHTS_FILE]
     names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     return [source / Path(name).name for name in sorted(set(names))]

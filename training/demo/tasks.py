@@ -6,7 +6,7 @@ decoder makes errors just there. `is_heldout` decides whether a problem may be u
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,9 +43,8 @@ def is_heldout(text: str) -> bool:
 
 def draw(rng: random.Random, *, heldout: bool = False) -> Example:
     """One example from the training side of the split, or from the held-out side."""
-    kinds = (_story_prompt, _form_prompt, _code_prompt)
     while True:
-        prompt = rng.choices(kinds, SHARES)[0](rng)
+        prompt = rng.choices([*KINDS.values()], SHARES)[0](rng)
         if is_heldout(prompt) == heldout:
             return Example(prompt, answer(rng, prompt))
 
@@ -138,6 +137,14 @@ def _bodies(task: Code) -> list[tuple[str, int]]:
 
 def _letter(rng: random.Random, used: list[str]) -> str:
     return choose(rng, [letter for letter in grammar.LETTERS if letter not in used])
+
+
+#: draws a problem of one kind
+KINDS: Mapping[str, Callable[[random.Random], str]] = {
+    "story": _story_prompt,
+    "form": _form_prompt,
+    "code": _code_prompt,
+}
 
 
 def _fill(rng: random.Random, template: str, fields: dict[str, object]) -> str:
