@@ -256,6 +256,14 @@ async def test_metrics_come_from_all_processes() -> None:
     assert await backend(Handle()).snapshots(first) == ([first], [])
 
 
+@pytest.mark.parametrize("away", [TimeoutError(), RayActorError(), []])
+async def test_metrics_of_a_trainer_stand_beside_and_hold_up_nothing(away: Any) -> None:
+    ingress, replica, trainer = (Snapshot(name, 0, ()) for name in ("i0", "r0", "t0"))
+    learning = backend(Handle([replica]), ingresses=Handle([ingress]), trainer=Handle([trainer], away))
+    assert await learning.snapshots(ingress) == ([ingress, trainer], [replica])
+    assert await learning.snapshots(ingress) == ([ingress], [replica])
+
+
 async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
     """Otherwise the dashboard would be empty, and its alert pending, just when they are needed most."""
     ingress, replica = Snapshot("i0", 0, ()), Snapshot("r0", 0, ())

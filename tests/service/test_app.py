@@ -44,6 +44,16 @@ def deployed(**settings):
     return deployments(app.build(Settings(**{"device": "cpu", **settings})))
 
 
+def test_a_trainer_is_deployed_only_if_mrp_learns():
+    """One, which takes no CPU from the replicas and hears of them, as the ingress hears of it."""
+    _, ingress = deployed()
+    assert len(ingress.init_args) == 3
+    generator, ingress = deployed(online_mrp_dir="versions", num_replicas=2)
+    trainer = ingress.init_args[3]._bound_deployment
+    assert (trainer.name, trainer.num_replicas, trainer.ray_actor_options["num_cpus"]) == ("MrpTrainer", 1, 0)
+    assert trainer.init_args[1]._bound_deployment is generator
+
+
 ONE, OTHERS = "SERVE_REPLICA::mrp#Generator#a1", "SERVE_REPLICA::mrp#Ingress#a2"
 
 
