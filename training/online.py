@@ -216,11 +216,11 @@ class _Samples:
 
     @property
     def trained(self) -> int:
-        return sum(len(ring.kept) for ring, _ in self._owners.values())
+        return sum(len(ring.requests) for ring, _ in self._owners.values())
 
     @property
     def held_out(self) -> int:
-        return sum(len(ring.kept) for _, ring in self._owners.values())
+        return sum(len(ring.requests) for _, ring in self._owners.values())
 
     def add(self, sample: Sample) -> int:
         """Keeps a sample; the oldest of its owner go. Returns the windows to train on."""
@@ -242,30 +242,30 @@ class _Samples:
         return 0 if judged else len(parts)
 
     def draw(self, rng: random.Random, count: int) -> list[Example]:
-        kept = [windows for ring, _ in self._owners.values() for windows in ring.kept]
-        return [rng.choice(rng.choice(kept)) for _ in range(count)]
+        groups = [windows for ring, _ in self._owners.values() for windows in ring.requests]
+        return [rng.choice(rng.choice(groups)) for _ in range(count)]
 
     def newest(self, count: int) -> list[Example]:
         """The last held-out windows, in equal parts of the owners."""
         each = -(-count // len(self._owners))
-        return [windows[0] for _, ring in self._owners.values() for windows in list(ring.kept)[-each:]]
+        return [windows[0] for _, ring in self._owners.values() for windows in list(ring.requests)[-each:]]
 
 
 class _Ring:
     """Samples as windows, the oldest first."""
 
     def __init__(self) -> None:
-        self.kept: deque[list[Example]] = deque()
+        self.requests: deque[list[Example]] = deque()
         self._tokens = 0
 
     def add(self, parts: list[Example]) -> None:
-        self.kept.append(parts)
+        self.requests.append(parts)
         self._tokens += len(parts[0].sequence)
 
     def trim(self, room: int) -> None:
         """Lets the oldest go until the rest has at most `room` tokens."""
         while self._tokens > room:
-            self._tokens -= len(self.kept.popleft()[0].sequence)
+            self._tokens -= len(self.requests.popleft()[0].sequence)
 
 
 def _trainable(checkpoint: Checkpoint) -> Mrp:
