@@ -96,9 +96,9 @@ def _prompts(kind: Kind, codec: TextCodec) -> Iterator[list[int]]:
             yield codec.encode_message(KINDS[kind](rng))
     files = {"python": lambda: library_files(heldout=True), "packages": package_files, "prose": _prose}[kind]()
     texts = [tokens for text in files if len(tokens := codec.encode(text)) > PROMPT]
-    places = [(n, at) for n, tokens in enumerate(texts) for at in range(0, len(tokens) - PROMPT, PROMPT)]
+    starts = [(n, at) for n, tokens in enumerate(texts) for at in range(0, len(tokens) - PROMPT, PROMPT)]
     while True:
-        for number, at in rng.sample(places, len(places)):
+        for number, at in rng.sample(starts, len(starts)):
             yield texts[number][at : at + PROMPT]
 
 

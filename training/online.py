@@ -72,11 +72,11 @@ class OnlineOptions:
     tokens: int = 2**18
     held_out: int = 8
     uses: int = 4
-    rows: int = 4
+    rows: int = 16
     batch_tokens: int = 4096
     judged: int = 96
     refusals: int = 8
-    rate: float = 3e-3
+    rate: float = 2e-3
     max_length: int = 2048
     window: int = 256
     seed: int = 0
@@ -183,7 +183,7 @@ class OnlineTrainer:
         self._average = AveragedModel(self._candidate, multi_avg_fn=get_ema_multi_avg_fn(_AVERAGED))
         self._judged = deepcopy(self._served).to(self._stored)
         phase = Phase(0.0, self._drafts, _WEIGHTS)
-        teacher = Teacher((backbone, self._candidate), Objective((phase,), passes=_PASSES, sampled=0.0), self._ends)
+        teacher = Teacher((backbone, self._candidate), Objective((phase,), passes=_PASSES), self._ends)
         optimiser = Optimiser(self._candidate.named_parameters(), Schedule(self._options.rate, warmup=20))
         self._trainer = Trainer(teacher, optimiser, self._options.seed)
         self._refused = 0
@@ -216,56 +216,56 @@ class _Samples:
 
     @property
     def trained(self) -> int:
-        return sum(len(ring.kept) for ring, _ in self._owners.values())
+        return sum(len(ring.requests) for ring, _ in self._owners.values())
 
     @property
     def held_out(self) -> int:
-        return sum(len(ring.kept) for _, ring in self._owners.values())
+        return sum(len(ring.requests) for _, ring in self._owners.values())
 
     def add(self, sample: Sample) -> int:
         """Keeps a sample; the oldest of its owner go. Returns the windows to train on."""
         tokens = array("i", sample.tokens)
-        found = list(windows(tokens, [(sample.prompt, len(tokens))], self._limits))
-        if not found:
+        parts = list(windows(tokens, [(sample.prompt, len(tokens))], self._limits))
+        if not parts:
             return 0
         number = self._counts[sample.owner] = self._counts.get(sample.owner, -1) + 1
         train, held_out = self._owners.setdefault(sample.owner, (_Ring(), _Ring()))
         judged = number % self._options.held_out == self._options.held_out - 1
         if judged:
-            held_out.add([self._random.choice(found)])  # windows of one answer are alike: they would count twice
+            held_out.add([self._random.choice(parts)])  # windows of one answer are alike: they would count twice
         else:
-            train.add(found)
+            train.add(parts)
         room = self._options.tokens // len(self._owners)
         for rings in self._owners.values():
             rings[1].trim(room // self._options.held_out)
             rings[0].trim(room - room // self._options.held_out)
-        return 0 if judged else len(found)
+        return 0 if judged else len(parts)
 
     def draw(self, rng: random.Random, count: int) -> list[Example]:
-        kept = [windows for ring, _ in self._owners.values() for windows in ring.kept]
-        return [rng.choice(rng.choice(kept)) for _ in range(count)]
+        groups = [windows for ring, _ in self._owners.values() for windows in ring.requests]
+        return [rng.choice(rng.choice(groups)) for _ in range(count)]
 
     def newest(self, count: int) -> list[Example]:
         """The last held-out windows, in equal parts of the owners."""
         each = -(-count // len(self._owners))
-        return [windows[0] for _, ring in self._owners.values() for windows in list(ring.kept)[-each:]]
+        return [windows[0] for _, ring in self._owners.values() for windows in list(ring.requests)[-each:]]
 
 
 class _Ring:
     """Samples as windows, the oldest first."""
 
     def __init__(self) -> None:
-        self.kept: deque[list[Example]] = deque()
+        self.requests: deque[list[Example]] = deque()
         self._tokens = 0
 
-    def add(self, found: list[Example]) -> None:
-        self.kept.append(found)
-        self._tokens += len(found[0].sequence)
+    def add(self, parts: list[Example]) -> None:
+        self.requests.append(parts)
+        self._tokens += len(parts[0].sequence)
 
     def trim(self, room: int) -> None:
         """Lets the oldest go until the rest has at most `room` tokens."""
         while self._tokens > room:
-            self._tokens -= len(self.kept.popleft()[0].sequence)
+            self._tokens -= len(self.requests.popleft()[0].sequence)
 
 
 def _trainable(checkpoint: Checkpoint) -> Mrp:

@@ -93,7 +93,7 @@ def test_training_betters_the_candidate_and_changes_nothing_that_is_served(check
     assert same(before[1], checkpoint.mrp.state_dict())
 
 
-def test_what_is_judged_is_what_is_written_and_updates_a_service(checkpoint, trainer, tmp_path):
+def test_the_judged_weights_are_written_and_update_a_service(checkpoint, trainer, tmp_path):
     trainer.update()
     judgement = trainer.judge()
     trainer.update()  # after the judgement: not written
@@ -145,14 +145,14 @@ def test_owners_have_equal_room_and_their_oldest_requests_go_first(checkpoint, s
     trainer = OnlineTrainer(checkpoint, replace(FEW, tokens=4 * 8 * length, held_out=4))
     trainer.add(replace(sample, owner="few") for sample in samples[:16])
     trainer.add(replace(sample, owner="many") for sample in samples[16:])
-    kept = trainer._samples._owners
+    groups = trainer._samples._owners
     for owner, newest in (("few", samples[15]), ("many", samples[63])):
-        train, held_out = kept[owner]
-        tokens = [sum(len(found[0].sequence) for found in ring.kept) for ring in (train, held_out)]
+        train, held_out = groups[owner]
+        tokens = [sum(len(parts[0].sequence) for parts in ring.requests) for ring in (train, held_out)]
         assert tokens[0] <= 3 * 4 * length
         assert tokens[1] <= 4 * length
-        assert len(train.kept) >= 11
-        assert tuple(held_out.kept[-1][0].sequence) == newest.tokens
+        assert len(train.requests) >= 11
+        assert tuple(held_out.requests[-1][0].sequence) == newest.tokens
 
 
 def test_a_trainer_is_ready_until_its_requests_are_used_up(checkpoint, samples):
@@ -173,8 +173,8 @@ def test_a_trainer_is_ready_until_its_requests_are_used_up(checkpoint, samples):
 def test_long_requests_are_cut_into_windows_and_longer_ones_left_out(checkpoint):
     trainer = OnlineTrainer(checkpoint, replace(FEW, max_length=64, window=16, held_out=100, batch_tokens=128))
     trainer.add([Sample((1,) * 200, 3), Sample((1,) * 200, 100), Sample((1,) * 5, 5)])
-    [found] = trainer._samples._owners[""][0].kept
-    assert [(window.start, window.end) for window in found] == [(3, 16), (16, 32), (32, 48), (48, 64)]
+    [parts] = trainer._samples._owners[""][0].requests
+    assert [(window.start, window.end) for window in parts] == [(3, 16), (16, 32), (32, 48), (48, 64)]
     batch = trainer._draw()
     assert batch.tokens.numel() <= 128
 
