@@ -143,14 +143,14 @@ class OnlineLoop:
                 continue
             version = str(stats.mrp_version)
             forwards = stats.forwards.denoise + stats.forwards.verify
-            self._registry.add("online_forwards_total", forwards, mrp_version=version)
-            self._registry.add("online_accepted_tokens_total", stats.drafts_accepted, mrp_version=version)
+            self._registry.add("online_forwards_total", forwards, version=version)
+            self._registry.add("online_accepted_tokens_total", stats.drafts_accepted, version=version)
             if version not in self._versions:
                 self._versions = sorted([*self._versions, version], key=int)
         while len(self._versions) > _VERSIONS:
             oldest = self._versions.pop(0)
             for name in ("online_forwards_total", "online_accepted_tokens_total"):
-                self._registry.remove(name, mrp_version=oldest)
+                self._registry.remove(name, version=oldest)
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

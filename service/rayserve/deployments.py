@@ -130,7 +130,7 @@ class IngressDeployment:
     ) -> None:
         """`listens`: the ingress takes connections itself, on `host` and `port`. Otherwise Serve's proxies do.
 
-        `trainer`: of MRP, if it learns.
+        `trainer`: the handle of MRP's trainer, if `online_mrp_dir` is set.
         """
         leave_proxies_out()
         keep_serve_on_loopback(ray.util.get_node_ip_address())

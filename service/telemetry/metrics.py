@@ -113,13 +113,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "online_accepted_tokens_total",
         "Drafts accepted of the requests read whose drafts MRP refined, for its newest versions",
-        ("mrp_version",),
+        ("version",),
         where="trainer",
     ),
     Metric(
         "online_forwards_total",
         "Denoise and verify forwards of these requests",
-        ("mrp_version",),
+        ("version",),
         where="trainer",
     ),
 )

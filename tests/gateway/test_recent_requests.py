@@ -41,12 +41,12 @@ async def test_nothing_is_kept_unless_mrp_learns(make_generator):
         assert replica.take_finished().requests == ()
 
 
-@pytest.mark.parametrize(("most", "kept"), [(9, [2, 3, 4]), (8, [3, 4]), (2, [])])
-def test_the_oldest_go_first(most, kept):
+@pytest.mark.parametrize(("most", "firsts"), [(9, [2, 3, 4]), (8, [3, 4]), (2, [])])
+def test_the_oldest_go_first(most, firsts):
     recent = RecentRequests(most)
     for number in range(5):
         recent.add(FinishedRequest((number,) * 3, 1, "", Stats()))
-    assert [request.token_ids[0] for request in recent.take()] == kept
+    assert [request.token_ids[0] for request in recent.take()] == firsts
     assert recent.take() == ()
     recent.add(FinishedRequest((7, 7), 1, "", Stats()))
     assert len(recent.take()) == 1

@@ -53,7 +53,7 @@ def test_answers_stay_while_mrp_changes(client: httpx.Client, learning: Service)
     eventually(lambda: drafted(published=2, refused=1), "no version is published", 120)
     assert len(versions) >= 2
     assert sample(client, "weights_version") > 0
-    assert {line.labels["mrp_version"] for line in samples(client, "online_forwards_total")} >= {"0", "1"}
+    assert {line.labels["version"] for line in samples(client, "online_forwards_total")} >= {"0", "1"}
     assert_files(client)
     [lost] = processes_of(learning, "MrpTrainer")
     os.kill(lost, signal.SIGKILL)
@@ -65,5 +65,5 @@ def test_answers_stay_while_mrp_changes(client: httpx.Client, learning: Service)
 
 def assert_files(client: httpx.Client) -> None:
     """The replicas' weights come from the model's folder and one other, which is there, however many came before."""
-    known = client.get("/admin/weights", headers={"authorization": "Bearer boss"}).json()
-    assert known["mrp_version"] == known["version"] >= 2
+    answer = client.get("/admin/weights", headers={"authorization": "Bearer boss"}).json()
+    assert answer["mrp_version"] == answer["version"] >= 2
