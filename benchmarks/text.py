@@ -57,8 +57,11 @@ class Judgement:
 def command(
     options: cli.ModelOptions,
     source: Annotated[
-        Literal["library", "packages"],
-        typer.Option(help="Files of Python's library that the demo's training leaves out, or installed packages."),
+        Literal["library", "packages", "copies"],
+        typer.Option(
+            help="Files of Python's library that the demo's training leaves out, installed packages, or passages of "
+            "the library that begin once more."
+        ),
     ] = "library",
     passages: Annotated[int, typer.Option(min=1, help="Passages that are continued.")] = 200,
     plan: Annotated[list[str] | None, typer.Option(help="As of `python -m benchmarks.evaluate`.")] = None,
@@ -74,7 +77,9 @@ def command(
 ) -> None:
     """Measures tokens per forward and the quality of continuations of Python code, for every mode."""
     variants = [parse_variant(words) for words in plan or ()]
-    drawn = draw(passages, seed, library_files(heldout=True) if source == "library" else package_files())
+    drawn = draw(passages, seed, package_files() if source == "packages" else library_files(heldout=True))
+    if source == "copies":
+        drawn = [begun_again(passage) for passage in drawn]
     cli.use_threads(threads)
     checkpoint = options.load()
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
@@ -112,6 +117,13 @@ def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
     if count > len(available):
         raise SettingsError(f"passages is {count}, allowed are 1 to {len(available)}", param="passages")
     return random.Random(seed).sample(available, count)
+
+
+def begun_again(passage: Passage) -> Passage:
+    """A passage as a prompt that ends with its own first line, as an edited file does. The rest of it follows."""
+    text = passage.prompt + passage.continuation[:_PROMPT].rpartition("\n")[0] + "\n"
+    first, rest = text.split("\n", 1)
+    return Passage(f"{text}\n\n{first}\n", rest)
 
 
 def _passages(text: str) -> Iterator[Passage]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from service.decode.block import MASKED, Block, Draft, Pick, Step, StepKind
+from service.decode.prompt_lookup import PromptLookup
 
 if TYPE_CHECKING:
     from service.decode.policy import Prediction
@@ -104,6 +105,7 @@ class DraftBudget(NamedTuple):
     mrp_steps: int = 0  # the most MRP forwards for drafting them
     refine: float = 0.0  # the cost of one MRP forward, in tokens as `row`
     device_numbers: tuple[int, ...] = ()  # the numbers of the drafts, if the device has made them (`drafts.by_rule`)
+    copied: int = 0  # the most tokens of a draft that are copied from the request's text
 
 
 class EditTokens(NamedTuple):
@@ -111,6 +113,10 @@ class EditTokens(NamedTuple):
 
     delete: int
     split: int
+
+
+def _no_text() -> PromptLookup:
+    return PromptLookup(())
 
 
 @dataclass(slots=True)
@@ -128,6 +134,7 @@ class Canvas:
     edit_tokens: EditTokens | None = None  # None: nothing is inserted or deleted
     in_order: bool = False  # whether the block is filled from left to right, as in a causal model
     carried: Mapping[Block, Draft] = field(default_factory=dict)  # its drafts, from a forward of the block before
+    lookup: Callable[[], PromptLookup] = _no_text  # returns the text of the request, from which drafts are copied
 
     def rule(self, rule: Rule) -> Rule:
         """The rule by which this block is filled: with a grammar, from left to right."""

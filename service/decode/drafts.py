@@ -84,6 +84,14 @@ def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget
     return _branches(canvas, prediction, budget)
 
 
+def copied(canvas: Canvas, rule: Rule, budget: DraftBudget) -> Drafting:
+    """The tree after a block's first state, which no forward has read: of tokens from the request's text."""
+    prediction = canvas.lookup().prediction(canvas.block, budget.copied)
+    if prediction is None:
+        return {}
+    return (yield from tree(canvas, prediction, rule, budget._replace(mrp_steps=0, copied=0)))
+
+
 def numbers_by_rule(rule: Rule) -> tuple[tuple[int, ...], ...]:
     """The numbers of drafts for `by_rule`, by how many they are."""
     return _BRANCHES if rule == _ONE else _STRAIGHT
@@ -114,9 +122,10 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
     drafts: dict[Block, Draft] = {}
     if not worth_drafting(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
-    if budget.row > 0.5 and most_likely(prediction.restricted_to(block).confidences, STALE) < budget.row:
+    reads = _reads(canvas, budget)
+    if budget.row > 0.5 and most_likely(reads(prediction, block).confidences, STALE) < budget.row:
         return drafts  # the usual case under full load, so it comes first
-    node, search = Node(block, 1.0, 0, prediction), BestFirstSearch(budget.states)
+    node, search = Node(block, 1.0, 0, prediction), BestFirstSearch(budget.states, reads)
     if budget.row or budget.refine or not budget.mrp_steps:
         search.rank(node, STALE)
         likely = [pick for likelihood, pick in node.likely() if likelihood >= budget.row] if budget.row else []
@@ -144,9 +153,11 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
     block, likelihood = canvas.block, 1.0
     drafts: dict[Block, Draft] = {}
 
+    reads = _reads(canvas, budget)
+
     def following() -> tuple[Block, float, tuple[Pick, ...]] | None:
         """(next state, its likelihood, the picks that lead to it)."""
-        if not (picks := canvas.choose(rule, prediction.restricted_to(block), block)):
+        if not (picks := canvas.choose(rule, reads(prediction, block), block)):
             return None
         factor = max(0.0, min(picks[0].confidence, SURE)) if rule == _NEXT else _SEVERAL  # never NaN
         state = canvas.after(block, picks)
@@ -165,6 +176,14 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
         drafts[block] = Draft(len(drafts) + 1, picks, likelihood * len(picks))
         step = following()
     return drafts
+
+
+def _reads(canvas: Canvas, budget: DraftBudget) -> Callable[[Prediction, Block], Prediction]:
+    """What is known of a state by the prediction of an earlier one, and by the request's text."""
+    if not budget.copied:
+        return Prediction.restricted_to
+    lookup = canvas.lookup()
+    return lambda prediction, state: lookup.merged(prediction.restricted_to(state), state, budget.copied)
 
 
 # --- the search for a rule of one token a step -----------------------------------------------------
@@ -209,19 +228,23 @@ class Node:
 class BestFirstSearch:
     """A search over the states of a block, the likeliest first. `states`: the most states that are chosen.
 
+    `reads`: returns what is known of a state by an earlier prediction.
+
     Its frontier holds the states one pick after a chosen one. The likelihood of a state is the sum over all paths to
     it. Its next picks are the picks of its likeliest path.
     """
 
-    def __init__(self, states: int) -> None:
-        self._num_listed = states + _WIDTH
+    def __init__(
+        self, states: int, reads: Callable[[Prediction, Block], Prediction] = Prediction.restricted_to
+    ) -> None:
+        self._num_listed, self._reads = states + _WIDTH, reads
         self._likelihoods: dict[int, float] = {}
         self._paths: dict[int, tuple[float, Node, int]] = {}
         self._bits: dict[int, int] = {}
 
     def rank(self, node: Node, sharpness: float) -> None:
         """Ranks the next picks of a node by the confidences of its prediction."""
-        bits, prediction = self._bits, node.prediction.restricted_to(node.state)
+        bits, prediction = self._bits, self._reads(node.prediction, node.state)
         positions, tokens, confidences = prediction.positions, prediction.tokens, prediction.confidences
         order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
         weights = [

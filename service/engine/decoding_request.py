@@ -3,11 +3,13 @@
 The policy alone makes events, steps and statistics. Which rows bring its predictions is the kinds' affair.
 """
 
+from itertools import chain
 from typing import Any
 
 from service.decode.block import MASKED, Block
 from service.decode.canvas import BlockGrammar, Canvas, DraftBudget, EditTokens, GrammarMatcher
 from service.decode.policy import Decoding, Evaluate, Prediction, Query
+from service.decode.prompt_lookup import PromptLookup
 from service.engine.logit_adjuster import LogitAdjuster
 from service.engine.request import BlockEvent, FinishReason, Stats
 from service.engine.running_request import Admitted, RunningRequest, check_finite
@@ -18,8 +20,20 @@ class DecodingRequest(RunningRequest):
     """A running request with a policy."""
 
     __slots__ = (
-        "_adjuster", "_canvas", "_decoding", "_edit_tokens", "_head", "_in_order", "_index", "_leading", "_masks",
-        "_matcher", "_num_recorded", "_query", "_rule",
+        "_adjuster",
+        "_canvas",
+        "_decoding",
+        "_edit_tokens",
+        "_head",
+        "_in_order",
+        "_index",
+        "_leading",
+        "_lookup",
+        "_masks",
+        "_matcher",
+        "_num_recorded",
+        "_query",
+        "_rule",
     )  # fmt: skip
 
     def __init__(self, admitted: Admitted) -> None:
@@ -36,6 +50,7 @@ class DecodingRequest(RunningRequest):
         self._matcher: GrammarMatcher | None = None
         self._masks: dict[Block, Any] = {}  # the grammar's token masks of the query's states
         self._query: Query | None = None  # of the policy
+        self._lookup: PromptLookup | None = None  # the text, once drafts are copied from it
         # the block that is decoded
         self._index = self._num_prompt_blocks
         self._canvas: Canvas
@@ -72,7 +87,7 @@ class DecodingRequest(RunningRequest):
         self.lease.want(self._index)
         block = Block(head + (MASKED,) * (self._block_size - len(head)))
         self._canvas = Canvas(block, budget=self._budget, ends=self._settled, edit_tokens=self._edit_tokens)
-        self._canvas.in_order = self._in_order
+        self._canvas.in_order, self._canvas.lookup = self._in_order, self._text
         self._num_recorded = 0  # the canvas's steps that are recorded
         if self._adjuster is not None:
             self._canvas.without_bad_words = self._adjuster.without_bad_words
@@ -84,6 +99,11 @@ class DecodingRequest(RunningRequest):
     def _budget(self) -> DraftBudget:
         """The budget of drafts in the next forward: nothing if it has already begun."""
         return DraftBudget() if self._num_unread else self.drafts.budget()
+
+    def _text(self) -> PromptLookup:
+        if self._lookup is None:
+            self._lookup = PromptLookup(chain.from_iterable(self.blocks.history))
+        return self._lookup
 
     def _send(self, predictions: tuple[Prediction, ...]) -> None:
         """Answers the policy's query."""
@@ -105,6 +125,8 @@ class DecodingRequest(RunningRequest):
             if self.finish_reason is not None:
                 return
             self.blocks.add(block, self._index - 1)
+            if self._lookup is not None:
+                self._lookup.append(block.tokens)
             if self._matcher is not None:
                 self._matcher.advance(block.tokens[self._head :])
             if self._adjuster is not None:

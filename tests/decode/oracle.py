@@ -1,13 +1,14 @@
 """A scripted model: policies are driven by it without torch."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction, Query, Refine
+from service.decode.prompt_lookup import PromptLookup
 from tests.predictions import likeliest, prediction_of
 
 #: token, confidence[, entropy[, second token, its probability]]
@@ -52,12 +53,15 @@ def run(
     mrp: Script | None = None,
     budget: DraftBudget | None = None,
     read: int = 99,
+    text: Sequence[int] = (),
 ) -> Run:
     """Decodes a block. Checks what the engine relies on.
 
-    `budget`: for drafts that the engine chooses. `read`: the states of which it reads the first so many.
+    `budget`: for drafts that the engine chooses. `read`: the states of which it reads the first so many. `text`: the
+    tokens before the block, from which drafts are copied.
     """
-    result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
+    lookup = PromptLookup(text)
+    result = Run(Canvas(block, budget=lambda: budget or DraftBudget(), lookup=lambda: lookup))
     policy = mode.decode(result.canvas)
     predictions: tuple[Prediction, ...] | None = None
     handles: set[object] = set()

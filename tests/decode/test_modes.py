@@ -50,6 +50,8 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
     for wrong, message in (
         (Speculative(0), "^mrp_steps is 0, which needs max_drafts"),
         (Speculative(-1, max_drafts=2), r"^mrp_steps is -1, allowed are 0 to 8 \(the block size\) and 'auto'$"),
+        (Speculative(2, prompt_lookup_num_tokens=4), "^prompt_lookup_num_tokens is 4, which needs max_drafts"),
+        (Speculative(prompt_lookup_num_tokens=9), "^prompt_lookup_num_tokens is 9, allowed are 0 to 8"),
         (Speculative(9), r"^mrp_steps is 9, allowed are 0 to 8 \(the block size\) and 'auto'$"),
         (Speculative("many"), r"^mrp_steps is many, allowed are 0 to 8 .* and 'auto'$"),
         (Direct("auto"), r"^mrp_steps is auto, allowed are 1 to 8 \(the block size\)$"),

@@ -38,6 +38,10 @@ PARAMS = st.one_of(
 DRAFTING = st.one_of(st.tuples(st.integers(0, 12), st.integers(1, 12)), st.tuples(st.integers(1, 12), st.none()))
 
 
+#: tokens before the block, few of them, so that drafts are copied from many places
+TEXTS = st.lists(st.integers(0, 4), max_size=40)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> tuple[Script, Script]:
     """A backbone, and an MRP that drafts well, mostly well or badly."""
@@ -57,13 +61,15 @@ def picks(done: Run) -> list[Pick]:
 
 
 @settings(max_examples=250)
-@given(blocks(), models(), DRAFTING, PLAIN)
+@given(blocks(), models(), DRAFTING, PLAIN, TEXTS)
 def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
-    block: Block, model: tuple[Script, Script], drafting: tuple[int, int | None], plain: RuleMode
+    block: Block, model: tuple[Script, Script], drafting: tuple[int, int | None], plain: RuleMode, text: list[int]
 ) -> None:
     steps, max_drafts = drafting
-    mode = replace(Speculative(steps, max_drafts, verify=plain.name), **asdict(plain))
-    wanted, done = run(block, plain, model[0]), run(block, mode, *model)
+    copied = 12 if text and max_drafts else None
+    mode = Speculative(steps, max_drafts, verify=plain.name, prompt_lookup_num_tokens=copied)
+    mode = replace(mode, **asdict(plain))
+    wanted, done = run(block, plain, model[0]), run(block, mode, *model, text=text)
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
     assert all(len(query.states) <= 1 + (max_drafts or steps) for query in done.evaluations)
@@ -75,17 +81,20 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
 @settings(max_examples=150)
 @given(
     blocks(), SEEDS, SEEDS,
-    st.builds(DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4), device_numbers=st.just(())),
+    st.builds(
+        DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4), device_numbers=st.just(()),
+        copied=st.sampled_from([0, 2, 12]),
+    ),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
-    st.one_of(st.just(99), st.integers(1, 6)),
+    st.one_of(st.just(99), st.integers(1, 6)), TEXTS,
 )  # fmt: skip
 def test_with_any_budget_drafts_give_what_the_rule_gives_and_those_that_the_engine_leaves_out_are_not_counted(
-    block: Block, seed: int, other: int, budget: DraftBudget, plain: Static | Dynamic, read: int
+    block: Block, seed: int, other: int, budget: DraftBudget, plain: Static | Dynamic, read: int, text: list[int]
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)
     wanted = run(block, plain, truth)
-    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget, read)
+    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget, read, text)
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
     assert all(len(query.states) <= 1 + budget.states for query in done.evaluations)

@@ -22,6 +22,7 @@ TEMPERATURES = (0.0, 0.7, 1.2)
 MORE_TEMPERATURES = (0.0, 0.01, 0.05, 0.7, 1.2)
 DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 8))
 DRAFTED += (Speculative("auto"), Speculative("auto"), Speculative("auto", max_drafts=3))
+DRAFTED += (Speculative(0, 6, prompt_lookup_num_tokens=8), Speculative(2, 6, prompt_lookup_num_tokens=8))
 RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1), Entropy(1.0))
 #: what drafts for each of them
 BY_RULE = (Speculative(4), Speculative(1, 8), Speculative())

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from service.errors import SettingsError
 from service.model import LoadOptions, load_checkpoint
 from service.model.weight_update import apply_update, check_update, load_update
 from tests.tiny import DIFFCODER_NAME, EXPERTS_NAME, FAST_DLLM_NAME, GOLDEN, GOLDEN_NAMES, I_DLM_NAME
+from training import online
 from training.online import Judgement, OnlineOptions, OnlineTrainer, Sample, _compare
 from training.publish import WEIGHTS_FILE
-from training.simulate import Yield
+from training.simulate import Drafting, Yield
 
 FEW = OnlineOptions(rows=4, held_out=2, judged=24, rate=3e-3)
 
@@ -68,7 +70,9 @@ def same(first, second):
     return all(torch.equal(weight, second[name]) for name, weight in first.items())
 
 
-def test_drafts_are_counted_about_as_the_engine_counts_them(checkpoint, samples):
+def test_drafts_are_counted_nearly_as_the_engine_counts_them(checkpoint, samples, monkeypatch):
+    """Of a chain of two drafts. After a block's first round it begins with the stale logits, unlike `auto`."""
+    monkeypatch.setattr(online, "Drafting", partial(Drafting, stale_first=True))
     trainer = OnlineTrainer(checkpoint, replace(FEW, held_out=1, judged=64))
     trainer.add(samples)
     requests = [
@@ -79,7 +83,7 @@ def test_drafts_are_counted_about_as_the_engine_counts_them(checkpoint, samples)
     forwards = sum(each.forwards.denoise + each.forwards.verify for each in stats)
     judgement = trainer.judge()
     assert judgement.samples == 64
-    assert judgement.served == pytest.approx(sum(each.drafts_accepted for each in stats) / forwards, rel=0.25)
+    assert judgement.served == pytest.approx(sum(each.drafts_accepted for each in stats) / forwards, rel=0.05)
     assert judgement.candidate == judgement.served
 
 

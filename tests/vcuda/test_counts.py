@@ -36,7 +36,7 @@ MODES: dict[str, tuple[DecodingMode, SamplingParams, LogprobsRequest | None]] = 
     "speculative": (Speculative(2), SamplingParams(), None),
     "speculative, 4 states": (Speculative(2, 4), SamplingParams(), None),
     "speculative, drafts of the backbone": (Speculative(0, 4), SamplingParams(), None),
-    "speculative, auto with MRP": (Speculative("auto"), SamplingParams(), None),
+    "speculative, auto with MRP": (Speculative("auto", prompt_lookup_num_tokens=0), SamplingParams(), None),
     "speculative, auto without drafts": (Speculative("auto"), SamplingParams(), None),
     "static, sampled": (Static(), SamplingParams(0.7, seed=3), None),
     "static, top-k and top-p": (Static(), SamplingParams(0.7, 0.9, 20, seed=3), None),

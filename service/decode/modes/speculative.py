@@ -20,7 +20,7 @@ from msgspec.structs import force_setattr
 
 from service.decode.block import Block, Pick, Step
 from service.decode.canvas import Canvas, DraftBudget
-from service.decode.drafts import Drafting, Drafts, by_rule, chain, tree, worth_drafting
+from service.decode.drafts import Drafting, Drafts, by_rule, chain, copied, tree, worth_drafting
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
 from service.decode.mode import DecodingMode, Pace, RuleMode
 from service.decode.modes.plain_modes import Dynamic, Entropy, Sequential, Static
@@ -65,6 +65,15 @@ _MARGIN = Knob(
 )
 
 
+_PROMPT_LOOKUP = Knob(
+    int,
+    "most tokens of a draft that are copied from the prompt and the answer so far, from where the last tokens occurred "
+    "before; 0: none; default: with mrp_steps auto any number, else 0",
+    minimum=0,
+    in_block=True,
+)
+
+
 class Speculative(DecodingMode, frozen=True):
     """Drafts, verified by one backbone forward. Without a `margin` the output is that of the mode `verify` names.
 
@@ -81,6 +90,7 @@ class Speculative(DecodingMode, frozen=True):
     entropy_bound: Annotated[float | None, ENTROPY_BOUND] = None
     verify: Annotated[str | None, _VERIFY] = None
     margin: Annotated[float | None, _MARGIN] = None
+    prompt_lookup_num_tokens: Annotated[int | None, _PROMPT_LOOKUP] = None
 
     def __post_init__(self) -> None:
         """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
@@ -128,13 +138,19 @@ class Speculative(DecodingMode, frozen=True):
             raise InvalidRequest(
                 "mrp_steps is 0, which needs max_drafts: without MRP drafts are a tree", param="mrp_steps"
             )
+        if self.prompt_lookup_num_tokens and self.mrp_steps != AUTO and self.max_drafts is None:
+            raise InvalidRequest(
+                f"prompt_lookup_num_tokens is {self.prompt_lookup_num_tokens}, which needs max_drafts: drafts with "
+                "copied tokens are a tree",
+                param="prompt_lookup_num_tokens",
+            )
 
     def decode(self, canvas: Canvas) -> Decoding:
         rule = canvas.rule(self.rule)
         if canvas.block.complete:
             return
-        if canvas.carried:
-            prediction = yield from self._verify(canvas, rule, canvas.carried)
+        if drafts := canvas.carried or (yield from self._copied(canvas, rule)):
+            prediction = yield from self._verify(canvas, rule, drafts)
         else:
             (prediction,) = yield Evaluate((canvas.block,))
             canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
@@ -147,6 +163,24 @@ class Speculative(DecodingMode, frozen=True):
                 canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
                 continue
             prediction = yield from self._verify(canvas, rule, drafts)
+
+    def budget(self, canvas: Canvas) -> DraftBudget:
+        """The budget of the next drafts: the engine's, or what the knobs say."""
+        if self.mrp_steps != AUTO:
+            return DraftBudget(0.0, self.max_drafts or 0, self.mrp_steps, copied=self.prompt_lookup_num_tokens or 0)
+        budget, max_drafts = canvas.budget(), self.max_drafts or len(canvas.block.tokens)
+        if budget.states > max_drafts:
+            budget = budget._replace(states=max_drafts)
+        if self.prompt_lookup_num_tokens is not None and budget.copied > self.prompt_lookup_num_tokens:
+            budget = budget._replace(copied=self.prompt_lookup_num_tokens)
+        return budget
+
+    def _copied(self, canvas: Canvas, rule: Rule) -> Drafting:
+        """The drafts of the block's first forward."""
+        budget = self.budget(canvas)
+        if not budget.copied or rule.needs_entropy or not worth_drafting(rule, budget):
+            return {}
+        return (yield from copied(canvas, rule, budget))
 
     def _verify(
         self, canvas: Canvas, rule: Rule, drafts: Drafts
@@ -174,17 +208,12 @@ def _rule(mode: Speculative) -> Rule:
 
 def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | Drafts:
     """The drafts or their generator. `first`: a block's first round."""
-    if mode.mrp_steps == AUTO:
-        budget, max_drafts = canvas.budget(), mode.max_drafts or len(canvas.block.tokens)
-        if budget.device_numbers:
-            return by_rule(canvas, prediction, rule, budget.device_numbers)
-        if budget.states > max_drafts:
-            budget = budget._replace(states=max_drafts)
-        return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else {}
-    if mode.max_drafts is None:
+    if mode.mrp_steps != AUTO and mode.max_drafts is None:
         return chain(canvas, prediction, mode.mrp_steps, rule, first=first)
-    fixed = DraftBudget(0.0, mode.max_drafts, mode.mrp_steps)
-    return tree(canvas, prediction, rule, fixed)
+    budget = mode.budget(canvas)
+    if budget.device_numbers:
+        return by_rule(canvas, prediction, rule, budget.device_numbers)
+    return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else {}
 
 
 def _accept_drafts(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, choose: _Choose) -> Prediction:

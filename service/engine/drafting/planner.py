@@ -1,8 +1,9 @@
 """The drafts of requests with `mrp_steps: "auto"`: which plan runs, and which drafts are worth their price.
 
-Which plan runs is the clock's affair (`plan_clock.py`): no drafts; drafts of the backbone's predictions; or drafts that
-MRP refines. All such requests of a step have one plan, since one that waits for results makes all wait. Where steps
-begin ahead, the device makes the drafts of the backbone's predictions (`lookahead.py`), so nothing waits for them.
+Which plan runs is the clock's affair (`plan_clock.py`): no drafts; drafts of the backbone's predictions; drafts that
+the request's text completes; or drafts that text and MRP complete. All such requests of a step have one plan, since one
+that waits for results makes all wait. Where steps begin ahead, the device makes the drafts of the backbone's
+predictions (`lookahead.py`), so nothing waits for them.
 
 Which drafts a forward reads is a matter of prices. Verifying a state that is passed with probability p gains p tokens.
 It is worth its cost if p is larger than the number of tokens that the batch could decode in the time of one row
@@ -32,7 +33,7 @@ from service.engine.drafting.reliability import Reliability
 from service.engine.request import GenerationRequest, MeasuredMode
 
 #: the plans of requests with `auto`, by number
-PLAIN, DRAFTS, REFINED = range(3)
+PLAIN, DRAFTS, COPIED, REFINED = range(4)
 #: the MRP forwards for a refined tree of drafts
 _MRP_STEPS = 2
 #: weight of a step in the running means, and the number of steps after which prices follow them
@@ -80,8 +81,8 @@ class DraftPlanner:
         self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []  # the time of a forward by its number of rows
-        #: the budgets by MRP forwards, price of pages, running requests, and kind of drafts
-        self._budgets: dict[tuple[int, float, int, Reliability], DraftBudget] = {}
+        #: the budgets by plan, MRP forwards, price of pages, running requests, and kind of drafts
+        self._budgets: dict[tuple[int, int, float, int, Reliability], DraftBudget] = {}
         self._reliabilities: dict[tuple[_Kind, bool], Reliability] = {}
 
     def costs(self) -> StepCosts:
@@ -121,7 +122,7 @@ class DraftPlanner:
         if not leaves_drafts_open(request.mode):
             return request.mode.needs_mrp
         if self._choice is None:
-            plans = 2 if self.costs().mrp is None else 3
+            plans = REFINED if self.costs().mrp is None else REFINED + 1
             self._choice = self._clock.add(PlanChoice(plans, self.expected_gain, {REFINED}))
         return self._choice.starting == REFINED
 
@@ -265,18 +266,19 @@ class DraftPlanner:
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
         """The current budget of a request, by the reliability of its kind of drafts and the pages of each state."""
-        key = mrp_steps, self.costs().reading(pages), self.work.num_running, reliability
+        key = self.plan, mrp_steps, self.costs().reading(pages), self.work.num_running, reliability
         if (budget := self._budgets.get(key)) is None:
             self._budgets[key] = budget = self._new_budget(mrp_steps, reliability, self.row(pages))
         return budget
 
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float) -> DraftBudget:
         max_states = self._max_states(self.work.num_running)
+        copied = self._block_size if self.plan in {COPIED, REFINED} else 0
         if price >= 1:
-            return DraftBudget(price, max_states, mrp_steps)
+            return DraftBudget(price, max_states, mrp_steps, copied=copied)
         price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
         refine = self.refinement() if mrp_steps else 0.0
-        return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine)
+        return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine, copied=copied)
 
     def refinement(self) -> float:
         """The price, in tokens, of one request's part of an MRP forward, which `_REFINED_SHARE` of all share."""

@@ -11,7 +11,7 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Speculative, Static
 from service.decode.policy import Prediction, Refine
 from service.engine.drafting.costs import Curve, StepCosts
-from service.engine.drafting.planner import DRAFTS, PLAIN, REFINED, DraftPlanner, RequestDrafts
+from service.engine.drafting.planner import COPIED, DRAFTS, PLAIN, REFINED, DraftPlanner, RequestDrafts
 from service.engine.lookahead import DraftsAhead
 from service.engine.request import GenerationRequest, MeasuredMode
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS, FREE_ROWS, request_of
@@ -165,13 +165,13 @@ def test_as_many_mrp_forwards_begin_ahead_as_followed_in_the_last_search() -> No
 
 class TestPlans:
     def test_no_plan_but_the_one_without_drafts_lets_a_request_draft(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for plan, expected in ((PLAIN, (0, 0)), (DRAFTS, (30, 0)), (REFINED, (30, 2))):
+        for plan, expected in ((PLAIN, (0, 0, 0)), (DRAFTS, (30, 0, 0)), (COPIED, (30, 0, 8)), (REFINED, (30, 2, 8))):
             use_plan(monkeypatch, plan)
             planner = DraftPlanner(FREE_ROWS, 32)
             drafts = planned(planner)
             planner.begin(1)
             budget = drafts.budget()
-            assert (budget.states, budget.mrp_steps) == expected
+            assert (budget.states, budget.mrp_steps, budget.copied) == expected
             assert drafts.drafts_next() == (plan != PLAIN)
             assert drafts.refines == (plan == REFINED)
 
@@ -214,7 +214,7 @@ class TestPlans:
             if step == 100:
                 planner.idle(4)
                 now += 1000.0
-        assert planner.plan == DRAFTS
+        assert planner.plan != PLAIN
         for request in drafts:
             request.end()
 

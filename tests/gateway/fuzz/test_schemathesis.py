@@ -21,7 +21,9 @@ CHECKS = {
 BEYOND_THE_SCHEMA = re.compile(
     r"maximum context length"  # prompt and max_new_tokens together
     r"|has the mask token"
-    r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify|margin) "  # on OpenAI's routes
+    r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|prompt_lookup_num_tokens|entropy_bound"
+    r"|verify|margin) "  # on OpenAI's routes
+    r"|, which needs max_drafts: "
     r"|drafts are verified against \w+, whose knobs are "
     r"|allowed with a margin are top_p 1, top_k 0 and min_p 0"
     r"|(logit_bias|bad_words) has token \d+, allowed are"

@@ -24,7 +24,16 @@ NAMES = {
     "sequential": {"tokens_per_step", "entropy_bound"},
     "entropy": {"entropy_bound"},
     "direct": {"mrp_steps", "threshold"},
-    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify", "margin"},
+    "speculative": {
+        "mrp_steps",
+        "max_drafts",
+        "tokens_per_step",
+        "threshold",
+        "entropy_bound",
+        "verify",
+        "margin",
+        "prompt_lookup_num_tokens",
+    },
     "remask": {"threshold"},
     "edit": {"threshold", "edit_threshold", "max_post_edit_steps"},
 }
