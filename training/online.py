@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -127,7 +128,8 @@ class OnlineTrainer:
         self._device = torch.device(device) if device.type != "cpu" else contextlib.nullcontext()
         self._samples = _Samples(self._limits, limits)
         self._random = random.Random(limits.seed)
-        self._left = 0
+        self._left = self._refused = 0
+        self._judged: Mrp
         self.reset()
 
     def add(self, samples: Iterable[Sample]) -> None:
@@ -156,7 +158,7 @@ class OnlineTrainer:
 
     def judge(self) -> Judgement:
         """Compares the candidate, rounded as it would be written, with the served module."""
-        self._judged = deepcopy(self._average.module).to(self._stored)
+        self._judged = cast(Mrp, deepcopy(self._average.module)).to(self._stored)
         modules = self._served, deepcopy(self._judged).to(self._checkpoint.dtype).eval()
         with self._device, torch.no_grad():
             rows = [row for batch in self._held_out() for row in self._drafted(modules, batch)]
@@ -286,4 +288,5 @@ def _compare(rows: list[tuple[Yield, Yield]]) -> Judgement:
     ratios = accepted.sum(0) / forwards.sum(0)
     each = (accepted - ratios * forwards) / forwards.sum(0)
     error = (each[:, 1] - each[:, 0]).square().sum().sqrt().item()
-    return Judgement(*ratios.tolist(), error, len(rows))
+    served, candidate = ratios.tolist()
+    return Judgement(served, candidate, error, len(rows))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from service.decode.block import MASKED, Block
 from service.decode.policy import Prediction
 
-#: the tokens that must agree, those that are compared at most, and the places that are compared
+#: the fewest tokens that must agree, the most that are compared, and the most places
 _LEAST, _LONGEST, _PLACES = 2, 8, 8
 #: How often the next token is right by the number of tokens that agree, from `_LEAST` on: measured on the demo's
 #: Python text. The weight of that, in tokens of the request
@@ -42,13 +42,13 @@ class Continuation(NamedTuple):
 class PromptLookup:
     """The text of a request, up to the block that is decoded. It learns how often copied tokens are right."""
 
-    __slots__ = ("_continuations", "_counts", "_places", "_searched", "_text")
+    __slots__ = ("_continuations", "_counts", "_matches", "_searched", "_text")
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self._text = bytearray(array("i", tokens).tobytes())
         self._counts = [(_WEIGHT, _WEIGHT * share) for share in _RIGHT]
         # of the present block: the places, the leading tokens that were looked for, and the best place of each state
-        self._places: list[Continuation] = []
+        self._matches: list[Continuation] = []
         self._searched: set[tuple[int, ...]] = set()
         self._continuations: dict[Block, Continuation | None] = {}
 
@@ -58,7 +58,7 @@ class PromptLookup:
             if continuation is not None and state.tokens[: (first := state.num_leading)] == tokens[:first]:
                 count, right = self._counts[continuation.agreed]
                 self._counts[continuation.agreed] = count + 1, right + (continuation.tokens[first] == tokens[first])
-        self._places.clear()
+        self._matches.clear()
         self._searched.clear()
         self._continuations.clear()
         self._text += array("i", tokens).tobytes()
@@ -109,10 +109,10 @@ class PromptLookup:
         """The place that agrees with the state and has most tokens before it in common, the latest of equal ones."""
         tokens, revealed = state.tokens, state.num_revealed
         best: Continuation | None = None
-        for place in self._places:
-            longer = best is None or place.agreed - place.first > best.agreed - best.first
-            if longer and all(map(_agree, tokens, place.tokens)):
-                best = place
+        for match in self._matches:
+            longer = best is None or match.agreed - match.first > best.agreed - best.first
+            if longer and all(map(_agree, tokens, match.tokens)):
+                best = match
         if best is None:
             return None
         agreed = best.agreed + revealed - best.first
@@ -126,7 +126,7 @@ class PromptLookup:
             return False
         self._searched.add(leading)
         data = bytes(self._text + array("i", leading).tobytes())
-        text, length, count = memoryview(data).cast("i"), len(data) // _SIZE, len(self._places)
+        text, length, count = memoryview(data).cast("i"), len(data) // _SIZE, len(self._matches)
         suffix, end = data[-_LEAST * _SIZE :], len(data) - _SIZE
         for _ in range(_PLACES if length > _LEAST else 0):
             if (start := data.rfind(suffix, 0, end)) < 0:
@@ -140,8 +140,8 @@ class PromptLookup:
             tokens = list(text[origin : origin + missing])
             while len(tokens) < missing:  # the text repeats itself
                 tokens.append(tokens[origin - length])
-            self._places.append(Continuation((*leading, *tokens), agreed, first))
-        return len(self._places) > count
+            self._matches.append(Continuation((*leading, *tokens), agreed, first))
+        return len(self._matches) > count
 
 
 def _agree(token: int, copied: int) -> bool:

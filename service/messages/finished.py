@@ -8,7 +8,7 @@ from service.messages.wire import Weights
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """The token ids of a prompt and its answer. `prompt_tokens`: those of the prompt. `owner`: the key's name."""
+    """The token ids of a prompt, `prompt_tokens` in number, and of its answer. `owner`: the API key's name."""
 
     token_ids: tuple[int, ...] = field(repr=False)
     prompt_tokens: int

@@ -33,7 +33,7 @@ class RayBackend:
     """Implements `Backend` over the deployments of one application.
 
     `links`: the links to the replicas. `replicas`, `ingresses`: Serve's handles for control calls to all of them.
-    `trainer`: the handle of MRP's trainer, whose metrics stand beside those of the ingresses.
+    `trainer`: the handle of MRP's trainer, which has metrics, too.
     `scales_to_zero`: whether the service may have no replica on purpose.
     """
 

@@ -26,7 +26,7 @@ class AnswerBlocks:
     token_texts: TokenTextStream | None  # names the tokens, None if the request does not need names
     text_of: Callable[[int], str]  # the text of a token id
     block_size: int
-    all_token_ids: list[int] | None = None  # those of the prompt, and of the answer so far; None if nobody needs them
+    all_token_ids: list[int] | None = None  # the prompt's and the answer's so far; None if nobody needs them
     stats: Stats = field(init=False)  # the statistics so far, over all replicas
     ending: Ending | None = field(init=False, default=None)  # set by the last event
     _ignored: tuple[str, ...] = field(init=False, default=())

@@ -166,7 +166,7 @@ async def test_a_better_version_is_published_and_learning_goes_on_from_it(run):
     assert 'outcome="published",replica="t"} 1.0' in run.page
 
 
-async def test_what_is_not_better_is_not_published(run):
+async def test_no_module_is_published_that_is_not_better(run):
     await run.turns(1)
     run.learners[0].is_better = False
     await run.until_judged()
