@@ -1,4 +1,4 @@
-"""`python -m benchmarks.online_mrp`: drafts before and after MRP has learnt from answers of one kind.
+"""`python -m benchmarks.online`: drafts before and after MRP has learnt from answers of one kind.
 
 The engine answers by `static`, in batches. The trainer gets as much CPU time as the engine had, no more, as on a second
 core. A better module is adopted at once. The further requests that are measured are no samples.
