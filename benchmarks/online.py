@@ -31,8 +31,8 @@ _NEW_TOKENS = 32
 #: answers after which drafts are measured, beside the last one
 _MARKS = (1000,)
 _PLANS = (Static(), Speculative(1), Speculative(2), Speculative(4), Speculative("auto"))
-#: updates between two judgements
-_JUDGE_EVERY = 80
+#: updates between two judgements, as in `training/online_loop.py`
+_JUDGE_EVERY = 32
 
 
 @cli.with_fields("options", cli.ModelOptions)
