@@ -22,6 +22,8 @@ OTHERS = {
     "training.rl": "it asks a server over HTTP",
     "training.cli": "options",
     "training.workers": "Ray starts it",
+    "training.deployment": "Ray starts it",
+    "training.online_loop": "it runs beside a service",
 }
 
 CHILD = """

@@ -106,7 +106,7 @@ class Engine:
         has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
         config = replace(config, async_scheduling=config.goes_ahead(checkpoint.device.type) and runner.keeps_states)
         measured = partial(measure, runner, config.max_rows, has_mrp, clock, ahead=bool(config.async_scheduling))
-        self._planner = DraftPlanner(deps.costs or measured, config.max_rows, size, deps.clock)
+        self._planner = DraftPlanner(_usable(deps.costs, has_mrp) or measured, config.max_rows, size, deps.clock)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, self.model, config, self._planner, prompt_rows)
         self._scheduler.forecast = deps.forecast()
@@ -362,3 +362,8 @@ def _completion(events: list[BlockEvent]) -> Completion:
     reason: FinishReason = last.finish_reason or "abort"
     tokens = tuple(token for event in events for token in event.token_ids)
     return Completion(last.request_id, tokens, reason, last.stats, tuple(events), last.constraint_met)
+
+
+def _usable(costs: StepCosts | None, has_mrp: bool) -> StepCosts | None:
+    """Given costs without what the checkpoint does not have, so that no plan needs it."""
+    return costs if costs is None or has_mrp else replace(costs, mrp=None)
