@@ -82,11 +82,8 @@ class PromptLookup:
         """
         if not prediction.positions or (continuation := self._continuation(block)) is None:
             return prediction
-        tokens, confidences, reliability = (
-            [*prediction.tokens],
-            [*prediction.confidences],
-            self._confidence(continuation),
-        )
+        tokens, confidences = [*prediction.tokens], [*prediction.confidences]
+        reliability = self._confidence(continuation)
         for index, position in enumerate(prediction.positions[:count]):
             token, confidence = continuation.tokens[position], confidences[index]
             if token == tokens[index]:

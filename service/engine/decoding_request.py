@@ -20,20 +20,8 @@ class DecodingRequest(RunningRequest):
     """A running request with a policy."""
 
     __slots__ = (
-        "_adjuster",
-        "_canvas",
-        "_decoding",
-        "_edit_tokens",
-        "_head",
-        "_in_order",
-        "_index",
-        "_leading",
-        "_lookup",
-        "_masks",
-        "_matcher",
-        "_num_recorded",
-        "_query",
-        "_rule",
+        "_adjuster", "_canvas", "_decoding", "_edit_tokens", "_head", "_in_order", "_index", "_leading", "_lookup",
+        "_masks", "_matcher", "_num_recorded", "_query", "_rule",
     )  # fmt: skip
 
     def __init__(self, admitted: Admitted) -> None:
