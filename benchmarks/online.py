@@ -29,8 +29,8 @@ Kind = Literal["story", "form", "code", "python", "packages", "prose"]
 _TOGETHER = 32
 _NEW_TOKENS = 32
 #: answers after which drafts are measured, beside the last one
-_MARKS = (1000,)
-_PLANS = (Static(), Speculative(1), Speculative(2), Speculative(4), Speculative("auto"))
+_MARKS = (1000, 2000, 3000)
+_PLANS = (Static(), Speculative(0, 4), Speculative(2), Speculative(2, 4))
 #: updates between two judgements, as in `training/online_loop.py`
 _JUDGE_EVERY = 32
 

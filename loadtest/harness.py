@@ -38,6 +38,7 @@ PARTS = {
     "engine": "service.engine_process.process",
     "replica": "ray::ServeReplica:mrp:Generator",
     "ingress": "ray::ServeReplica:mrp:Ingress",
+    "trainer": "ray::ServeReplica:mrp:MrpTrainer",
     "proxy": "ray::ProxyActor",
     "controller": "ray::ServeController",
     "raylet": "raylet/raylet",
@@ -154,7 +155,7 @@ def memory_mib(process: int) -> float:
 
 
 def memory(running: Running) -> dict[str, float]:
-    parts = ("replica", "engine", "ingress", "proxy")
+    parts = ("replica", "engine", "ingress", "proxy", "trainer")
     return {f"{part} {pid}": round(memory_mib(pid), 1) for part in parts for pid in processes(running, part)}
 
 

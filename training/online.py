@@ -107,7 +107,7 @@ class Judgement:
 
 
 class OnlineTrainer:
-    """Trains a copy of a checkpoint's MRP. The served module is the checkpoint's own: `reset` after a change of it.
+    """Trains a copy of a checkpoint's MRP. The served module is the checkpoint's own.
 
     SettingsError for a checkpoint without MRP, and for one with quantized weights.
     """
@@ -179,7 +179,7 @@ class OnlineTrainer:
         self._served.load_state_dict(self._judged.state_dict())
 
     def reset(self) -> None:
-        """Begins again from the served module, after `refusals` or when the checkpoint's weights have changed."""
+        """Begins again from the served module, after `refusals` or a version that was not taken. Samples are kept."""
         backbone = self._checkpoint.backbone
         self._candidate = deepcopy(self._served).float().train().requires_grad_()
         self._average = AveragedModel(self._candidate, multi_avg_fn=get_ema_multi_avg_fn(_AVERAGED))

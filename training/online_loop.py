@@ -28,6 +28,8 @@ _log = logging.getLogger(f"service.{__name__}")  # only lines of `service.*` are
 
 #: seconds of updates in a turn; before the next one the load is looked at
 _TURN_S = 1.0
+#: While requests come, updates pause for so many times their duration: even idle CPU time costs a service its caches.
+_YIELD = 2.0
 #: updates between two judgements
 _UPDATES = 32
 #: A weight update waits for running requests. The next one comes after this many times its duration, at the earliest:
@@ -68,13 +70,13 @@ class OnlineLoop:
         self._service, self._load, self._folder, self._registry, self._clock = service, load, folder, registry, clock
         self._weights = Weights()
         self._learner: OnlineTrainer | None = None
-        self._unjudged, self._rests_until = 0, clock()
+        self._unjudged, self._rests_until, self._yields_until = 0, clock(), clock()
         self._versions: list[str] = []
         self._thread = ThreadPoolExecutor(1, "learn", initializer=_yield_to_others)
         registry.start("online_versions_total", outcome=_OUTCOMES)
 
     async def turn(self) -> None:
-        """Learns for about a second from what replicas have finished, unless a request waits in an engine."""
+        """Learns for about a second from what replicas have finished, unless the load comes first."""
         taken = await self._service.take_finished()
         if not taken:
             return
@@ -83,13 +85,14 @@ class OnlineLoop:
         served = max((part.weights for part in taken), key=lambda weights: (weights.version, weights.model))
         learner = await self._learner_of(served)
         await self._run(lambda: learner.add(map(_sample, requests)))
-        if any(part.num_waiting for part in taken):
+        if any(part.num_waiting for part in taken) or (requests and self._clock() < self._yields_until):
             return
-        ends = self._clock() + _TURN_S
-        while learner.is_ready and self._clock() < ends:
+        began = self._clock()
+        while learner.is_ready and self._clock() < began + _TURN_S:
             await self._run(learner.update)
             self._registry.add("online_updates_total")
             self._unjudged += 1
+        self._yields_until = self._clock() + _YIELD * (self._clock() - began)
         if self._unjudged >= _UPDATES and self._clock() >= self._rests_until:
             self._unjudged = 0
             if await self._is_better(learner):
@@ -99,7 +102,7 @@ class OnlineLoop:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _learner_of(self, served: Weights) -> OnlineTrainer:
-        """The learner of the served weights: a new one after an update by others, or after a refused version."""
+        """The learner of the served weights: a new one after an update by others."""
         if self._learner is None or served != self._weights:
             self._learner, self._unjudged = None, 0
             self._learner = await self._run(lambda: self._load(served))
@@ -120,7 +123,7 @@ class OnlineLoop:
         try:
             self._weights = await self._service.publish(folder, before.version + 1)
         except MrpServeError as error:
-            self._learner = None
+            await self._run(learner.reset)
             self._registry.add("online_versions_total", outcome="refused")
             _log.warning("a version of MRP is not served: %s", error.message)
         else:

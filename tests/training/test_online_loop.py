@@ -55,7 +55,7 @@ class Learner:
     def __init__(self, weights: Weights, clock: "Clock") -> None:
         self.weights, self._clock = weights, clock
         self.samples: list[Any] = []
-        self.updates = self.adopted = 0
+        self.updates = self.adopted = self.resets = 0
         self.is_better, self.is_idle = True, False
 
     def add(self, samples: Iterable[Any]) -> None:
@@ -78,6 +78,9 @@ class Learner:
 
     def adopt(self) -> None:
         self.adopted += 1
+
+    def reset(self) -> None:
+        self.resets += 1
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Run:
     async def turns(self, count: int) -> None:
         for _ in range(count):
             await self.loop.turn()
+            self.clock.now += online_loop._YIELD * online_loop._TURN_S
 
     async def until_judged(self) -> None:
         await self.turns(online_loop._UPDATES // 2)
@@ -155,6 +159,24 @@ async def test_no_update_begins_while_a_request_waits_in_an_engine(run):
     assert run.service.published == []
 
 
+async def test_updates_pause_while_requests_come(run):
+    await run.loop.turn()
+    run.clock.now += online_loop._YIELD * online_loop._TURN_S - 0.01
+    await run.loop.turn()
+    [learner] = run.learners
+    assert (len(learner.samples), learner.updates) == (2, 2)
+    run.clock.now += 0.01
+    await run.loop.turn()
+    assert learner.updates == 4
+
+
+async def test_updates_do_not_pause_in_an_idle_service(run):
+    await run.loop.turn()
+    run.service.parts = [FinishedRequests((), BASE, 0)]
+    await run.loop.turn()
+    assert run.learners[0].updates == 4
+
+
 async def test_a_better_version_is_published_and_learning_goes_on_from_it(run):
     await run.until_judged()
     [folder] = run.service.published
@@ -179,7 +201,6 @@ async def test_no_module_is_published_that_is_not_better(run):
 async def test_versions_come_rarely_by_what_the_last_one_took(run):
     """Writing and publishing took a second of the clock. The next one comes 50 s later."""
     await run.until_judged()
-    run.clock.now -= 15  # the turns themselves take time
     await run.until_judged()
     assert len(run.service.published) == 1
     run.rest()
@@ -200,8 +221,8 @@ async def test_after_a_refusal_it_learns_anew_from_the_served_weights(run, refus
     run.service.refusal = refusal
     await run.until_judged()
     await run.turns(1)
-    first, second = run.learners
-    assert (first.adopted, second.weights) == (0, BASE)
+    [learner] = run.learners
+    assert (learner.adopted, learner.resets) == (0, 1)
     assert 'outcome="refused",replica="t"} 1.0' in run.page
 
 

@@ -1,7 +1,7 @@
 """The experiments of dev/lab/training-log.md: the demo's tasks and texts as files, MRP as the published loops use it.
 
 `python -m training.demo.experiments tasks FILE --count N`, `… texts FILE --count N` and `… published CHECKPOINT FILE`.
-`… heldout FILE --count 1200` wrote the demo's held-out problems.
+`… heldout FILE --count 1200` wrote the demo's held-out problems, `… prompts FILE --kind form` problems of one kind.
 """
 
 import argparse
@@ -69,6 +69,15 @@ def write_tasks(file: Path, count: int) -> None:
             out.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
 
 
+def write_prompts(file: Path, count: int, kind: str) -> None:
+    """Writes problems of one kind without answers. Each is written once, so there may be fewer than `count`."""
+    rng = random.Random(7)
+    problems = dict.fromkeys(tasks.KINDS[kind](rng) for _ in range(count))
+    with file.open("w", encoding="utf-8") as out:
+        for problem in problems:
+            out.write(json.dumps({"messages": [{"role": "user", "content": problem}]}) + "\n")
+
+
 def write_texts(file: Path, count: int) -> None:
     """Writes windows of the training side of the demo's text: prompts with continuations. No two overlap."""
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -118,15 +127,18 @@ def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "texts", "heldout", "published"])
-    parser.add_argument("names", nargs="+", help="tasks, texts and heldout: FILE; published: CHECKPOINT FILE")
+    parser.add_argument("what", choices=["tasks", "texts", "prompts", "heldout", "published"])
+    parser.add_argument("names", nargs="+", help="published: CHECKPOINT FILE; the others: FILE")
     parser.add_argument("--count", type=int, default=8000, help="tasks, texts or problems to write")
+    parser.add_argument("--kind", choices=[*tasks.KINDS], default="form", help="of the prompts")
     parser.add_argument("--batches", type=int, default=8, help="batches to evaluate")
     args = parser.parse_args()
     if args.what == "tasks":
         write_tasks(Path(args.names[0]), args.count)
     elif args.what == "texts":
         write_texts(Path(args.names[0]), args.count)
+    elif args.what == "prompts":
+        write_prompts(Path(args.names[0]), args.count, args.kind)
     elif args.what == "heldout":
         write_heldout(Path(args.names[0]), args.count)
     else:
