@@ -31,12 +31,17 @@ _SIZE = array("i").itemsize
 class Continuation(NamedTuple):
     """The tokens of a block, from `first` on those after a place of the text.
 
-    `agreed`: the tokens before `first` that are the same; of a state's best place the index of its reliability.
+    `agreed`: the number of tokens that are the same, before `first` and in a state whose best place this is.
     """
 
     tokens: tuple[int, ...]
     agreed: int
     first: int
+
+    @property
+    def kind(self) -> int:
+        """The index of its reliability."""
+        return min(self.agreed - _LEAST, len(_RIGHT) - 1)
 
 
 class PromptLookup:
@@ -56,8 +61,8 @@ class PromptLookup:
         """The tokens of the block that was decoded, which is final now."""
         for state, continuation in self._continuations.items():
             if continuation is not None and state.tokens[: (first := state.num_leading)] == tokens[:first]:
-                count, right = self._counts[continuation.agreed]
-                self._counts[continuation.agreed] = count + 1, right + (continuation.tokens[first] == tokens[first])
+                count, right = self._counts[continuation.kind]
+                self._counts[continuation.kind] = count + 1, right + (continuation.tokens[first] == tokens[first])
         self._matches.clear()
         self._searched.clear()
         self._continuations.clear()
@@ -93,7 +98,7 @@ class PromptLookup:
         return replace(prediction, tokens=tokens, confidences=confidences, logprobs=(), token_logprobs=())
 
     def _confidence(self, continuation: Continuation) -> float:
-        count, right = self._counts[continuation.agreed]
+        count, right = self._counts[continuation.kind]
         return right / count
 
     def _continuation(self, state: Block) -> Continuation | None:
@@ -110,10 +115,7 @@ class PromptLookup:
             longer = best is None or match.agreed - match.first > best.agreed - best.first
             if longer and all(map(_agree, tokens, match.tokens)):
                 best = match
-        if best is None:
-            return None
-        agreed = best.agreed + revealed - best.first
-        return best._replace(agreed=min(agreed - _LEAST, len(_RIGHT) - 1))
+        return best and best._replace(agreed=best.agreed + revealed - best.first)
 
     def _search(self, state: Block) -> bool:
         """Finds places after which the text has the state's leading tokens. -> whether there are new ones."""
