@@ -27,9 +27,9 @@ _REQUEST_STEPS, _LEAST_STEPS, _MOST_STEPS = 64, 3, 24
 _EARLY, _DOUBT, _TIE = 16, 1.2, 4
 #: steps after a change of plan that count for no plan, since they began under the other one
 _BETWEEN = 2
-#: the log ratio with which a rival becomes the best plan, of a tie plan 0; the expected one with which a plan begins as
-#: the best one, and the weight of that, in trials, when plan 0 is tried soon after
-_BETTER, _HOPE, _HOPE_WEIGHT = 0.03, 0.05, 0.1
+#: the log ratio with which a rival becomes the best plan; the expected one with which a plan begins as the best one,
+#: and the weight of that, in trials, when plan 0 is tried soon after
+_BETTER, _HOPE, _HOPE_WEIGHT = 0.02, 0.05, 0.1
 #: The time that a rival's trials may lose, as a share of the time between them. Between two trials are at least
 #: `_PAUSE` times the seconds of the last trial. Each trial that changes nothing doubles this, `_DOUBLINGS` times at
 #: most. The limit is `_LONGEST_S` seconds.
@@ -41,9 +41,8 @@ _LONGEST_STEP = 4.0
 _MOST_PROMPTED = 16
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
-#: the share of what a neighbouring load has learned about a plan that a new load assumes, and of a first trial's
-#: surprise that the untried plans take over: what the table does not see slows all drafts
-_NEIGHBOUR, _RELATED = 0.5, 0.5
+#: the share of what a neighbouring load has learned about a plan that a new load assumes
+_NEIGHBOUR = 0.5
 
 
 @dataclass(slots=True)
@@ -126,13 +125,12 @@ class _Load:
     def judge(self, plan: int, ratio: float, spent_s: float) -> None:
         """A trial of a plan is over. Perhaps it is the best plan from now on, and the former one its first rival."""
         rival = self.rivals[plan]
-        before, is_first = rival.ratio, not rival.weight
+        before = rival.ratio
         rival.count(ratio)
-        share = _RELATED * is_first if plan else 1.0  # what is expected of the others is relative to plan 0
-        for number, other in self.rivals.items():
-            if number and not other.weight:
-                other.ratio += share * (rival.ratio - before)
-        if rival.ratio <= (_BETTER if plan else 0.0):
+        if not plan:  # what is expected of the others is relative to plan 0
+            for other in self.rivals.values():
+                other.ratio += 0.0 if other.weight else rival.ratio - before
+        if rival.ratio <= _BETTER:
             rival.wait(spent_s)
             return
         del self.rivals[plan]
