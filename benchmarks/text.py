@@ -6,6 +6,7 @@ first row. Differences are from the first plan, pair by pair.
 
 import ast
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import files
@@ -31,6 +32,8 @@ from training.demo.text import library_files
 _PACKAGES = ("fastapi", "httpx", "pydantic", "starlette", "typer", "uvicorn")
 #: characters of a prompt at least, and of a passage at most
 _PROMPT, _PASSAGE = 128, 2000
+#: the beginning of a passage
+_NAME = re.compile(r"^((?:def|class) )(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ class Judgement:
 def command(
     options: cli.ModelOptions,
     source: Annotated[
-        Literal["library", "packages", "copies"],
+        Literal["library", "packages", "copies", "edits"],
         typer.Option(
             help="Files of Python's library that the demo's training leaves out, installed packages, or passages of "
-            "the library that begin once more."
+            "the library that begin once more, as edits with another name."
         ),
     ] = "library",
     passages: Annotated[int, typer.Option(min=1, help="Passages that are continued.")] = 200,
@@ -78,8 +81,8 @@ def command(
     """Measures tokens per forward and the quality of continuations of Python code, for every mode."""
     variants = [parse_variant(words) for words in plan or ()]
     drawn = draw(passages, seed, package_files() if source == "packages" else library_files(heldout=True))
-    if source == "copies":
-        drawn = [begun_again(passage) for passage in drawn]
+    if source in {"copies", "edits"}:
+        drawn = [begun_again(passage, renamed=source == "edits") for passage in drawn]
     cli.use_threads(threads)
     checkpoint = options.load()
     variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
@@ -119,10 +122,15 @@ def draw(count: int, seed: int, texts: Iterable[str]) -> list[Passage]:
     return random.Random(seed).sample(available, count)
 
 
-def begun_again(passage: Passage) -> Passage:
-    """A passage as a prompt that ends with its own first line, as an edited file does. The rest of it follows."""
+def begun_again(passage: Passage, *, renamed: bool = False) -> Passage:
+    """A passage as a prompt that ends with its own first line, as an edited file does. The rest of it follows.
+
+    `renamed`: the function or class has another name in the last line.
+    """
     text = passage.prompt + passage.continuation[:_PROMPT].rpartition("\n")[0] + "\n"
     first, rest = text.split("\n", 1)
+    if renamed:
+        first = _NAME.sub(r"\1new_\2", first)
     return Passage(f"{text}\n\n{first}\n", rest)
 
 

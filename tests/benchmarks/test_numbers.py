@@ -15,6 +15,7 @@ from benchmarks.floor import ForwardNeed, Need, forward_need
 from benchmarks.judges import LikelihoodJudge, distinct_bigrams, mean_difference, parses
 from benchmarks.machine import Rates
 from benchmarks.shapes import shape_named
+from benchmarks.text import Passage, begun_again
 from benchmarks.throughput import PlanAtLoad, Sample, plans_at_load
 from service.decode.modes import Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
@@ -167,3 +168,10 @@ def test_the_likelihood_is_of_the_continuation_alone(monkeypatch, tmp_path):
     expected = math.log(float(weights.sum())) - (math.log(ord("b") % 10 + 1) + math.log(ord("c") % 10 + 1)) / 2
     assert judge.nats_per_character("aaaa", "bc") == pytest.approx(expected, abs=1e-5)
     assert math.isnan(judge.nats_per_character("aaaa", ""))
+
+
+@pytest.mark.parametrize(("renamed", "name"), [(False, "area"), (True, "new_area")])
+def test_a_passage_begins_once_more_perhaps_with_another_name(renamed, name):
+    begun = begun_again(Passage("def area(side):\n", "    return side**2\n\n"), renamed=renamed)
+    assert begun.prompt == f"def area(side):\n    return side**2\n\n\n\ndef {name}(side):\n"
+    assert begun.continuation == "    return side**2\n\n"
