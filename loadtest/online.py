@@ -107,8 +107,8 @@ async def run(arguments: argparse.Namespace) -> int:
             rows = [row async for row in _windows(arguments, running, learning, numbers)]
             pairs = [await _pair(arguments, running, learning, numbers, pair % 2) for pair in range(arguments.pairs)]
             static = Clients(client, prompts, arguments.tokens)
-            asked = sorted({answer.prompt for answer in learning.answers})
-            await static.ask(iter(asked), _STATIC_CLIENTS, {"mode": "static"})
+            prompt_numbers = sorted({answer.prompt for answer in learning.answers})
+            await static.ask(iter(prompt_numbers), _STATIC_CLIENTS, {"mode": "static"})
     return conclude(learning, static, {"rows": rows, "pairs": pairs})
 
 

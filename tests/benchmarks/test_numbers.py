@@ -172,6 +172,6 @@ def test_the_likelihood_is_of_the_continuation_alone(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("renamed", "name"), [(False, "area"), (True, "new_area")])
 def test_a_passage_begins_once_more_perhaps_with_another_name(renamed, name):
-    begun = begun_again(Passage("def area(side):\n", "    return side**2\n\n"), renamed=renamed)
-    assert begun.prompt == f"def area(side):\n    return side**2\n\n\n\ndef {name}(side):\n"
-    assert begun.continuation == "    return side**2\n\n"
+    passage = begun_again(Passage("def area(side):\n", "    return side**2\n\n"), renamed=renamed)
+    assert passage.prompt == f"def area(side):\n    return side**2\n\n\n\ndef {name}(side):\n"
+    assert passage.continuation == "    return side**2\n\n"

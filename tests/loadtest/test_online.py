@@ -8,10 +8,10 @@ from loadtest.online import Answer, Clients, conclude, row_of
 
 
 def clients(*answers, failed=()):
-    found = Clients(None, [{"prompt": "a"}], 8)
-    found.answers += answers
-    found.failed.update(failed)
-    return found
+    group = Clients(None, [{"prompt": "a"}], 8)
+    group.answers += answers
+    group.failed.update(failed)
+    return group
 
 
 def answer(prompt, *tokens, ended=1.0, accepted=1, version=0):
