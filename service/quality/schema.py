@@ -144,11 +144,11 @@ class PlanResult(_Compared):
     sampled: list[SampledResult] = Field(default_factory=list, description="by ascending temperature")
 
     @property
-    def sampled_difference(self) -> float:
-        """The accuracy less static's at the temperature above 0 where the plan loses most. -1 if nothing is known."""
+    def sampled_difference_low(self) -> float:
+        """The lowest `difference_low` of the temperatures above 0. -1 if nothing is known."""
         if self.lossless:
             return 0.0
-        return min((result.difference for result in self.sampled), default=-1.0)
+        return min((result.difference_low for result in self.sampled), default=-1.0)
 
     @property
     def preset_plan(self) -> PresetPlan:

@@ -234,14 +234,13 @@ def test_an_invalid_knob_stays_out_of_the_address_and_is_named_where_it_is(page)
     page.wait(lambda: "max_drafts" in page.tab.url)
     page.choose("speculative", {"max_drafts": 99})
     page.tab.locator("details").evaluate_all("all => all.forEach(details => { details.open = false; })")
-    title = page.tab.locator("[data-lane=A] .title").inner_text()
     page.tab.click("#run")
     field = page.tab.get_by_label("max_drafts").first
     assert field.is_visible()
     assert field.evaluate("field => field.validationMessage") == "from 1 to 8; default: not set"
     page.tab.wait_for_timeout(400)
     assert "99" not in page.tab.url
-    assert page.tab.locator("[data-lane=A] .title").inner_text() == title
+    assert "99" not in page.tab.locator("[data-lane=A] .title").inner_text()  # the opening race may still begin
 
 
 # --- streams that stop, and errors -----------------------------------------------------------------

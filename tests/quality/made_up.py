@@ -44,9 +44,9 @@ ROWS = [
     row(Static(), 1.0),
     row(Speculative(), 1.1),
     row(Dynamic(0.9), 1.8, gained=1, lost=2),
-    row(Dynamic(0.5), 2.6, lost=40),
+    row(Dynamic(0.5), 2.6, lost=30),
     row(Dynamic(0.3), 3.0, lost=200),
-    row(Remask(0.5), 2.0, lost=9),
+    row(Remask(0.5), 2.0, lost=5),
     row(Direct(2), 1.5, lost=30),
 ]
 

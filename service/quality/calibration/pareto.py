@@ -1,8 +1,8 @@
 """The presets of measured plans, and the calibration file that has both.
 
-Presets are chosen twice: by the loss at temperature 0, and by the largest loss at the temperatures above it. The engine
-runs the fastest plan of a preset. So a preset has the plans within its margin that can be the fastest on some machine
-at some load. `warnings_of` names the uncertain choices.
+Presets are chosen twice: by the loss at temperature 0, and by the largest loss at the temperatures above it. A plan is
+within a margin if its whole interval is: the best of many estimates is lucky. The engine runs the fastest plan of a
+preset. So a preset has the plans that can be the fastest on some machine at some load.
 """
 
 import math
@@ -25,12 +25,10 @@ from service.quality.schema import (
     SampledResult,
 )
 
-#: the accuracy of a plan less static's
+#: the accuracy of a plan less static's, the low end of its interval
 AccuracyDifference = Callable[[PlanResult], float]
-GREEDY: AccuracyDifference = attrgetter("difference")
-SAMPLED: AccuracyDifference = attrgetter("sampled_difference")
-#: a loss at the margin itself is within
-_ROUNDING = 1e-9
+GREEDY: AccuracyDifference = attrgetter("difference_low")
+SAMPLED: AccuracyDifference = attrgetter("sampled_difference_low")
 #: the most plans of a preset, since the engine has to try them all
 _MOST_PLANS = 5
 
@@ -68,7 +66,7 @@ def choose(
     lossless = next(row for row in rows if row.plan == LOSSLESS)
 
     def within(margin: float) -> list[PlanResult]:
-        faster = _fastest_somewhere([row for row in rows if difference(row) >= -margin - _ROUNDING])
+        faster = _fastest_somewhere([row for row in rows if difference(row) >= -margin])
         return [lossless, *faster[1 - _MOST_PLANS :]]
 
     return {"lossless": [lossless], "balanced": within(margins.balanced), "fast": within(margins.fast)}
@@ -103,16 +101,16 @@ def warnings_of(
     margins: Margins,
     difference: AccuracyDifference = GREEDY,
 ) -> list[str]:
-    """Warnings about the noise in the choice of presets, by this difference."""
+    """Warnings of faster plans that a preset lacks by the width of an interval only, and of lossless ones that round."""
     warnings = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
-        for row in presets[name][1:]:  # type: ignore[index]
+        fastest = max(row.tokens_per_forward for row in presets[name])  # type: ignore[index]
+        for row in rows:
             results: Sequence[PlanResult | SampledResult] = [row] if difference is GREEDY else row.sampled
-            warnings += [
-                _accuracy_warning(f"{name}: {row.plan.name!r}", result, margin)
-                for result in results
-                if result.difference_low < -margin
-            ]
+            is_uncertain = difference(row) < -margin <= min((each.difference for each in results), default=-1.0)
+            if is_uncertain and row.tokens_per_forward > fastest:
+                worst = min(results, key=attrgetter("difference_low"))
+                warnings.append(f"{name} lacks {row.plan.name!r}: {_uncertain(worst)}")
     for row in rows:
         if row.lossless and row.identical < row.prompts:
             different = row.prompts - row.identical
@@ -120,13 +118,9 @@ def warnings_of(
     return warnings
 
 
-def _accuracy_warning(plan: str, result: PlanResult | SampledResult, margin: float) -> str:
-    if isinstance(result, SampledResult):
-        plan = f"{plan} at temperature {result.temperature:g}"
-    width = max(result.difference - result.difference_low, result.difference_high - result.difference)
-    if width > margin:
-        away = f"{100 * result.difference:+.1f} points from static on {result.prompts} prompts"
-        so_far = f"{away}, give or take {100 * width:.1f}"
-        return f"{plan} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"
-    worst = f"{100 * result.difference_low:+.1f} points from static, over the margin of {100 * margin:g}"
-    return f"{plan} may be as far as {worst}"
+def _uncertain(result: PlanResult | SampledResult) -> str:
+    where = f" at temperature {result.temperature:g}" if isinstance(result, SampledResult) else ""
+    points, low = 100 * result.difference, 100 * result.difference_low
+    return (
+        f"{points:+.1f} points from static{where}, perhaps {low:+.1f}; more than {result.prompts} prompts may admit it"
+    )
