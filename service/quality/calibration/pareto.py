@@ -101,7 +101,7 @@ def warnings_of(
     margins: Margins,
     difference: AccuracyDifference = GREEDY,
 ) -> list[str]:
-    """Warnings of faster plans that a preset lacks by the width of an interval only, and of lossless ones that round."""
+    """Warnings of faster plans that a preset lacks by the width of an interval only, and of rounding lossless ones."""
     warnings = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
         fastest = max(row.tokens_per_forward for row in presets[name])  # type: ignore[index]

@@ -111,8 +111,10 @@ class TestPresets:
 class TestWarnings:
     def test_a_faster_plan_whose_interval_reaches_over_the_margin(self) -> None:
         assert warnings(row(Dynamic(0.9), 1.8, lost=8)) == [
-            "balanced lacks 'dynamic threshold=0.9': -0.8 points from static, perhaps -1.4; more than 1000 prompts may "
-            "admit it"
+            (
+                "balanced lacks 'dynamic threshold=0.9': -0.8 points from static, perhaps -1.4; more than 1000 "
+                "prompts may admit it"
+            )
         ]
 
     def test_no_plan_that_is_slower_or_beyond_the_margin(self) -> None:
@@ -122,8 +124,10 @@ class TestWarnings:
         plan = row(Dynamic(0.9), 1.8, sampled=[at_temperature(0.1), at_temperature(0.7, lost=8)])
         assert warnings(plan) == []
         assert warnings(plan, difference=SAMPLED) == [
-            "balanced lacks 'dynamic threshold=0.9': -0.8 points from static at temperature 0.7, perhaps -1.4; more "
-            "than 1000 prompts may admit it"
+            (
+                "balanced lacks 'dynamic threshold=0.9': -0.8 points from static at temperature 0.7, perhaps -1.4; "
+                "more than 1000 prompts may admit it"
+            )
         ]
 
     def test_lossless_plans_that_are_not_identical(self) -> None:
