@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.playground.browsing import PlaygroundPage, browser_program, demo_server
 
-SIZE = {"width": 1280, "height": 1230}
+SIZE = {"width": 1280, "height": 1320}
 #: races before the one that is photographed
 _RACES = 8
 
