@@ -129,6 +129,8 @@ async def _windows(
     for _ in range(0, arguments.answers, arguments.window):
         began, before = time.monotonic(), len(learning.answers)
         await learning.ask(itertools.islice(numbers, arguments.window), arguments.clients, _DRAFTS)
+        if learning.failed:
+            return
         row = row_of(learning.answers[before:], began) | {"trainer_mib": round(memory_mib(_trainer(running)))}
         say(f"  {len(learning.answers)} answers: {row}")
         yield row
