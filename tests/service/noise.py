@@ -44,6 +44,9 @@ class Noise:
     def adopt(self) -> None:
         pass
 
+    def reset(self) -> None:
+        """After the version with a NaN. The next one is whole."""
+
 
 class NoiseTrainer(TrainerDeployment):
     """The real deployment with that learner."""
