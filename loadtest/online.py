@@ -105,7 +105,8 @@ async def run(arguments: argparse.Namespace) -> int:
         async with service(arguments, *flags) as running, client_of(running.url) as client:
             learning, numbers = Clients(client, prompts, arguments.tokens), itertools.count()
             rows = [row async for row in _windows(arguments, running, learning, numbers)]
-            pairs = [await _pair(arguments, running, learning, numbers, pair % 2) for pair in range(arguments.pairs)]
+            orders = [bool(pair % 2) for pair in range(arguments.pairs)]
+            pairs = [await _pair(arguments, running, learning, numbers, reverse=reverse) for reverse in orders]
             static = Clients(client, prompts, arguments.tokens)
             prompt_numbers = sorted({answer.prompt for answer in learning.answers})
             await static.ask(iter(prompt_numbers), _STATIC_CLIENTS, {"mode": "static"})
@@ -137,19 +138,21 @@ async def _windows(
 
 
 async def _pair(
-    arguments: argparse.Namespace, running: Running, learning: Clients, numbers: Iterator[int], reverse: bool
+    arguments: argparse.Namespace, running: Running, learning: Clients, numbers: Iterator[int], *, reverse: bool
 ) -> tuple[float, float]:
-    """Answers a second with the trainer, and while its process is stopped. `reverse`: this is measured first."""
-    rates = {}
-    for number in (signal.SIGSTOP, signal.SIGCONT) if reverse else (signal.SIGCONT, signal.SIGSTOP):
-        os.kill(_trainer(running), number)
-        began, before = time.monotonic(), len(learning.answers)
-        until = itertools.takewhile(lambda _, end=began + arguments.pair_s: time.monotonic() < end, numbers)
-        await learning.ask(until, arguments.clients, _DRAFTS)
-        rates[number] = round((len(learning.answers) - before) / (time.monotonic() - began), 2)
-    os.kill(_trainer(running), signal.SIGCONT)
-    say(f"  answers a second with and without the trainer: {rates[signal.SIGCONT]}, {rates[signal.SIGSTOP]}")
-    return rates[signal.SIGCONT], rates[signal.SIGSTOP]
+    """Answers a second with the trainer, and while its process is stopped, which is first if `reverse`."""
+    rates, trainer = dict[bool, float](), _trainer(running)
+    for learns in (False, True) if reverse else (True, False):
+        os.kill(trainer, signal.SIGCONT if learns else signal.SIGSTOP)
+        try:
+            began, before = time.monotonic(), len(learning.answers)
+            until = itertools.takewhile(lambda _, end=began + arguments.pair_s: time.monotonic() < end, numbers)
+            await learning.ask(until, arguments.clients, _DRAFTS)
+            rates[learns] = round((len(learning.answers) - before) / (time.monotonic() - began), 2)
+        finally:
+            os.kill(trainer, signal.SIGCONT)
+    say(f"  answers a second with and without the trainer: {rates[True]}, {rates[False]}")
+    return rates[True], rates[False]
 
 
 def _trainer(running: Running) -> int:
