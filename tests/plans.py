@@ -24,7 +24,7 @@ class ChosenPlans(PlanClock):
         self.end(1, 1, 0)
         return choice
 
-    def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0) -> None:
+    def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0, plain_s: float = 1.0) -> None:
         for choice in self.choices:
             choice.plan, choice.starting = self._choose(choice.num_plans), self._choose(choice.num_plans)
 

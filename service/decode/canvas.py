@@ -103,7 +103,6 @@ class DraftBudget(NamedTuple):
     row: float = 1.0  # the cost of one more row in the next forward: the tokens that could be decoded in its time
     states: int = 0  # the most states to verify
     mrp_steps: int = 0  # the most MRP forwards for drafting them
-    refine: float = 0.0  # the cost of one MRP forward, in tokens as `row`
     device_numbers: tuple[int, ...] = ()  # the numbers of the drafts, if the device has made them (`drafts.by_rule`)
     copied: int = 0  # the most tokens of a draft that are copied from the request's text
 

@@ -20,8 +20,6 @@ from service.decode.rules import LeftToRight, Rule, TopConfidence
 #: The weight of a pick as the next one is odds ** sharpness. FRESH: MRP has read this very state. STALE: the prediction
 #: is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
 FRESH, STALE = 4.0, 2.0
-#: the tokens that MRP's prediction of a state gains, as a multiple of the state's `uncertainty`, measured on the demo
-_REFINED = 1.2
 #: the most picks that are tried after a state
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a sure model's are rounded to 0 and 1.
@@ -72,9 +70,8 @@ def worth_drafting(rule: Rule, budget: DraftBudget) -> bool:
 def tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
     """The likeliest states after the canvas's that the budget allows and that are worth their cost.
 
-    `prediction`: the prediction of the state before. MRP reads the canvas's state and the first chosen states, where it
-    is likely to gain more than it costs. The successors of other states come from the prediction of the state before.
-    No returned state ends the answer.
+    `prediction`: the prediction of the state before. MRP reads the canvas's state and the first chosen states. The
+    successors of other states come from the prediction of the state before. No returned state ends the answer.
 
     Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
     and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
@@ -126,13 +123,13 @@ def _branches(canvas: Canvas, prediction: Prediction, budget: DraftBudget) -> Dr
     if budget.row > 0.5 and most_likely(reads(prediction, block).confidences, STALE) < budget.row:
         return drafts  # the usual case under full load, so it comes first
     node, search = Node(block, 1.0, 0, prediction), BestFirstSearch(budget.states, reads)
-    if budget.row or budget.refine or not budget.mrp_steps:
+    if budget.row or not budget.mrp_steps:
         search.rank(node, STALE)
         likely = [pick for likelihood, pick in node.likely() if likelihood >= budget.row] if budget.row else []
         if budget.row and all(canvas.ends(block.reveal((pick,))) for pick in likely):
             return drafts
     for number in range(budget.states):
-        if number < refined and (not budget.refine or _REFINED * node.uncertainty >= budget.refine):
+        if number < refined:
             (node.prediction,) = yield Refine(node.prediction, node.state, num_following=refined - number - 1)
             search.rank(node, FRESH)
         search.expand(node)
@@ -168,7 +165,7 @@ def _line(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudge
     if not budget.states or (step := following()) is None:
         return drafts
     while step is not None and len(drafts) < budget.states:
-        if len(drafts) < budget.mrp_steps and _REFINED * (likelihood - step[1]) >= budget.refine:
+        if len(drafts) < budget.mrp_steps:
             (prediction,) = yield Refine(prediction, block, num_following=budget.mrp_steps - len(drafts) - 1)
             if (step := following()) is None:
                 break
@@ -213,11 +210,6 @@ class Node:
     def total(self) -> float:
         """The weight of all remaining picks; 1 where it rounds to 0."""
         return sum(self.weights) + self.unlisted or 1.0
-
-    @property
-    def uncertainty(self) -> float:
-        """The probability that decoding passes through the state, and not on by the likeliest pick."""
-        return self.likelihood * (1.0 - max(self.weights, default=0.0) / self.total)
 
     def likely(self) -> list[tuple[float, Pick]]:
         """The likeliest next picks with their probabilities."""

@@ -50,7 +50,7 @@ class DiffusionRequest(DecodingRequest):
         """Decides once whether the request's rows may begin ahead. The device can keep its states."""
         request, pace = self.request, self.request.mode.pace
         if uses_candidates:
-            self._drafts_ahead = DraftsAhead(self._rule, self.drafts, self._block_size)
+            self._drafts_ahead = DraftsAhead(self._rule, self._block_size)
         if pace is not None and self._adjuster is None and request.logprobs is None:
             refines, filtered = pace.mrp_steps > 0, request.sampling.draws_filtered
             if pace.is_fixed or not (refines and filtered):
@@ -188,7 +188,7 @@ class DiffusionRequest(DecodingRequest):
             if rows[-1].index == row.index:
                 return
             row, read = rows[-1], read[-1:]
-        query, steps, num_steps = self._query, self._canvas.steps, len(self._canvas.steps)
+        query = self._query
         numbers = query.device_numbers if isinstance(query, Evaluate) else ()
         if row.on_device and isinstance(query, Evaluate):
             by_number = {drafted.draft: result for drafted, result in zip(rows[first:], read, strict=True)
@@ -196,8 +196,6 @@ class DiffusionRequest(DecodingRequest):
             of_states = zip((0, *numbers), query.states, strict=True)
             read = [of_state(by_number[number], state) for number, state in of_states]
         self._send(tuple(read))
-        if numbers:
-            self.drafts.count_passed(numbers, steps[num_steps])
         self._settle(self._lookahead)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
@@ -205,7 +203,6 @@ class DiffusionRequest(DecodingRequest):
         if rows[-1].sampling is None:
             return
         self._num_unread -= 1
-        self.drafts.refinements += 1
         if self._lookahead is None and self._drafts_ahead is None:
             self._send((predictions[-1],))
             return

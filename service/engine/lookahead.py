@@ -206,16 +206,16 @@ class Lookahead:
 class DraftsAhead:
     """MRP's forwards for drafts that begin before the last one is read: each of the state after the rule's picks."""
 
-    __slots__ = ("_drafts", "_last", "_rule", "_size", "follows")
+    __slots__ = ("_last", "_rule", "_size", "follows")
 
-    def __init__(self, rule: Rule, drafts: RequestDrafts, block_size: int) -> None:
-        self._rule, self._drafts, self._size = rule, drafts, block_size
+    def __init__(self, rule: Rule, block_size: int) -> None:
+        self._rule, self._size = rule, block_size
         self._last: tuple[Row, Anchor] | None = None  # the last row that has begun, and its anchor
         self.follows = False  # whether the query is about the state after the picks of the last one that was read
 
     def num_ahead(self, query: Query | None) -> int:
         """The forwards that may begin before the query's is read."""
-        return self._drafts.num_ahead(query.num_following) if isinstance(query, Refine) else 0
+        return query.num_following if isinstance(query, Refine) else 0
 
     def rows(self) -> list[Row]:
         if self._last is None:
@@ -236,4 +236,3 @@ class DraftsAhead:
             and query.after.handle == prediction.handle
             and query.state == state.reveal(self._rule(prediction))
         )
-        self._drafts.followed += self.follows

@@ -38,7 +38,6 @@ class RunningStep:
     def __init__(self, plan: StepRows, backoff: OomBackoff, planner: DraftPlanner) -> None:
         self._backoff, self._planner, self._work = backoff, planner, planner.work
         self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
-        self._mrp_rows: list[int] = []
         self._forwards = [self._begin("backbone", plan)]
         for replays in (True, False):
             group = [running for running in self._with_mrp if running.replays is replays]
@@ -55,7 +54,7 @@ class RunningStep:
         while plan := _without_stored([(r, rows) for r in self._with_mrp if (rows := r.next_refinement())]):
             for forward in self._begin_refinements(plan):
                 self._read(forward, counts)
-        self._planner.end(self._mrp_rows)
+        self._planner.end()
 
     def _begin_refinements(self, plan: StepRows) -> list[_Forward]:
         """Begins a forward of MRP, and those that can follow it before it is read: as replays, if the device can."""
@@ -91,8 +90,6 @@ class RunningStep:
         return self._register(network, plan, self._backoff.begin(network, [row for _, rows in plan for row in rows]))
 
     def _register(self, network: Network, plan: StepRows, pending: Pending) -> _Forward:
-        if network == "mrp":
-            self._mrp_rows.append(sum([len(rows) for _, rows in plan]))
         anchors, too_large, end = pending.anchors, pending.too_large, 0
         for running, rows in plan:
             start, end = end, end + len(rows)

@@ -106,23 +106,3 @@ def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
     last = Block((4, MASKED, 4))
     for block, budget in ((last, DraftBudget(0.0, 4, 2)), (masked_block(3), DraftBudget(1.0, 4, 2))):
         assert grown(Canvas(block), before, oracle(4, 2), budget) == ({}, [])
-
-
-@pytest.mark.parametrize(
-    ("confidences", "refine", "refines"),
-    [
-        ((0.999, 0.1, 0.1), 0.01, 1),  # the next pick is sure, the one after it is not
-        ((0.5, 0.5, 0.5), 0.01, 2),
-        ((0.5, 0.5, 0.5), 0.5, 1),  # the canvas's state is certain to be passed, the first draft only with 1 / 3
-        ((0.5, 0.5, 0.5), 0.9, 0),
-        ((0.999, 0.1, 0.1), 0.0, 2),
-    ],
-)
-def test_mrp_reads_a_state_where_it_can_gain_more_than_its_cost(
-    confidences: tuple[float, ...], refine: float, refines: int
-) -> None:
-    scripted = prediction_of(tuple(Pick(position, 1, sure) for position, sure in enumerate((*confidences, 1.0))))
-    block = masked_block(4).reveal(TopConfidence(1)(scripted))
-    even = dict.fromkeys(range(4), (1, 0.5))
-    _, queries = grown(Canvas(block), scripted, lambda _: even, DraftBudget(0.01, 4, 2, refine))
-    assert len(queries) == refines

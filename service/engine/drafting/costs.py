@@ -68,14 +68,6 @@ class Curve:
         index = bisect_left(self.sizes, rows)
         return self.at(self.sizes[index] if index < len(self.sizes) else rows)
 
-    def slope(self, low: float, high: float) -> float:
-        return (self.at(high) - self.at(low)) / (high - low)
-
-    def onward(self, rows: int) -> Curve:
-        farther = [point for point in self.points if point[0] > rows]
-        last = 2 * (farther[-1][0] if farther else rows)
-        return lower_hull([(rows, self.at(rows)), *farther, (last, self.at(last))])
-
 
 def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
     """The convex curve below the measured times, by ascending rows."""
@@ -132,11 +124,6 @@ class StepCosts:
     def reading(self, pages: float) -> float:
         """The additional time of a row that reads `pages` pages, compared with the rows of the curves."""
         return self.page * max(0.0, pages - self.prefix)
-
-    def with_pages(self, pages: float) -> StepCosts:
-        more = self.reading(pages)
-        points = tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points)
-        return replace(self, backbone=replace(self.backbone, points=points))
 
 
 def measure(

@@ -41,25 +41,23 @@ _LONGEST_STEP = 4.0
 _MOST_PROMPTED = 16
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
-#: the share of what a neighbouring load has learned about a plan that a new load assumes
-_NEIGHBOUR = 0.5
 
 
 @dataclass(slots=True)
 class _Progress:
-    """The tokens and request-seconds of steps. The latest ones count if there are more than enough."""
+    """The tokens of steps, and their time: in plain steps, times requests. The latest steps count if there are many."""
 
     tokens: float = 0.0
-    seconds: float = 0.0
+    time: float = 0.0
     requests: float = 0.0
     steps: float = 0.0
 
-    def add(self, decoding: int, tokens: int, seconds: float) -> None:
+    def add(self, decoding: int, tokens: int, plain_steps: float) -> None:
         if self.is_enough(2 * _TIE):
-            self.tokens, self.seconds = self.tokens / 2, self.seconds / 2
+            self.tokens, self.time = self.tokens / 2, self.time / 2
             self.requests, self.steps = self.requests / 2, self.steps / 2
         self.tokens += tokens
-        self.seconds += seconds * decoding
+        self.time += plain_steps * decoding
         self.requests += decoding
         self.steps += 1
 
@@ -74,8 +72,8 @@ class _Progress:
 
     @property
     def log_rate(self) -> float:
-        """The log of tokens by request-seconds. It is finite, whatever the clock says."""
-        return log(max(self.tokens, 0.5) / max(self.seconds, 1e-9))
+        """The log of tokens by time. It is finite, whatever the clock says."""
+        return log(max(self.tokens, 0.5) / max(self.time, 1e-9))
 
 
 @dataclass(slots=True)
@@ -116,11 +114,6 @@ class _Load:
 
     best: int
     rivals: dict[int, _Rival]
-
-    def ratio(self, plan: int) -> float:
-        """The log of a plan's progress over plan 0's."""
-        ratios = [0.0 if number == self.best else self.rivals[number].ratio for number in (plan, 0)]
-        return ratios[0] - ratios[1]
 
     def judge(self, plan: int, ratio: float, spent_s: float) -> None:
         """A trial of a plan is over. Perhaps it is the best plan from now on, and the former one its first rival."""
@@ -176,13 +169,7 @@ class PlanChoice:
         self.run(self.load.best)
 
     def _new_load(self, level: int) -> _Load:
-        near = min(self._loads, key=lambda other: abs(other - level), default=None)
-        ratios = [0.0]
-        for plan in range(1, self.num_plans):
-            ratio = self._prior(plan, 1 << level)
-            if near is not None:
-                ratio += _NEIGHBOUR * (self._loads[near].ratio(plan) - self._prior(plan, 1 << near))
-            ratios.append(ratio)
+        ratios = [0.0, *(self._prior(plan, 1 << level) for plan in range(1, self.num_plans))]
         best = ratios.index(max(ratios)) if max(ratios) > _HOPE else 0
         rivals = {plan: _Rival(ratio - ratios[best]) for plan, ratio in enumerate(ratios) if plan != best}
         if best:
@@ -233,8 +220,12 @@ class PlanClock:
             if abs(self._mean - self._level) > _PLAY:
                 self._change_load()
 
-    def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0) -> None:
-        """A step of `running` requests has ended. Some decoded. `prompts_s`: the seconds of its rows of prompts."""
+    def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0, plain_s: float = 1.0) -> None:
+        """A step of `running` requests has ended. Some decoded. `prompts_s`: the seconds of its rows of prompts.
+
+        `plain_s`: the time that a plain step of these requests takes, in any unit. So a trial may be compared with
+        steps of other numbers of requests.
+        """
         now = self._clock()
         last, self._last = self._last, now
         if self._is_other_load(running):
@@ -250,7 +241,7 @@ class PlanClock:
         self._step_s += _FRESH * (seconds - self._step_s)
         if self._trial is None:
             self._find_trial(seconds)
-        self._count(decoding, tokens, seconds)
+        self._count(decoding, tokens, seconds, seconds / max(plain_s, 1e-9))
 
     def _is_other_load(self, running: int) -> bool:
         level = log2(max(1, running))
@@ -284,7 +275,7 @@ class PlanClock:
                     choice.starting = plan
                 return
 
-    def _count(self, decoding: int, tokens: int, seconds: float) -> None:
+    def _count(self, decoding: int, tokens: int, seconds: float, plain_steps: float) -> None:
         if self._trial is not None and (not self._trial[0].started.total() or self._prompted > _MOST_PROMPTED):
             self._drop_trial()
             self._restart()
@@ -300,7 +291,7 @@ class PlanClock:
         if self._prompted:
             return
         if all(choice.is_ready(choice.plan) for choice in self.choices):
-            self._progress.add(decoding, tokens, seconds)
+            self._progress.add(decoding, tokens, plain_steps)
         if self._trial is not None:
             self._judge(*self._trial)
 

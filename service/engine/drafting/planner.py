@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log, log2
@@ -27,7 +27,7 @@ from service.decode.canvas import DraftBudget
 from service.decode.drafts import numbers_by_rule, worth_drafting
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import Rule, TopConfidence
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.plan_clock import PlanChoice, PlanClock
 from service.engine.drafting.reliability import Reliability
 from service.engine.request import GenerationRequest, MeasuredMode
@@ -36,20 +36,13 @@ from service.engine.request import GenerationRequest, MeasuredMode
 PLAIN, DRAFTS, COPIED, REFINED = range(4)
 #: the MRP forwards for a refined tree of drafts
 _MRP_STEPS = 2
-#: weight of a step in the running means, and the number of steps after which prices follow them
-_FRESH, _REFRESH = 1 / 16, 8
-#: The share of a row's price by which trees grow where graphs fill forwards up. Some rows are free then, and
-#: `affordable_drafts` knows which.
-_FILLED_SHARE = 0.5
-#: the share of requests that an MRP forward refines
-_REFINED_SHARE = 0.6
-#: The expected gain of a plan before its first trial, measured on the demo (dev/lab/performance-log.md). A tree gives
-#: _GAIN * log2(1 + states) more steps per forward. With MRP in blocks of 8 the factor `_REFINED_GAIN` comes on top. In
-#: smaller blocks and in trees of fewer states than `_SMALL` MRP gains less.
-_GAIN, _REFINED_GAIN, _SMALL, _SIZES = 0.45, 1.35, 4, (1, 2, 4, 8, 16)
-
-#: how often the device's drafts are passed, by their number, before any is read; and the weight of one
-_PASSED, _PASSED_WEIGHT = {1: 0.41, 2: 0.1, 3: 0.17, 5: 0.08, 7: 0.09}, 1 / 128
+#: the number of steps after which budgets follow the drafts that were passed
+_REFRESH = 8
+#: What a plan is expected to gain before its first trial: so many more steps a forward, times log2(1 + states) of a
+#: tree of so many states.
+_GAINS, _SIZES = {DRAFTS: 0.35, COPIED: 0.35, REFINED: 0.5}, (1, 4)
+#: how often the device's drafts are passed, by their number, measured on the demo
+_PASSED = {1: 0.41, 2: 0.1, 3: 0.17, 5: 0.08, 7: 0.09}
 
 #: the kind of a request's drafts, which decides their gains: (rule class, one token a state, random, margin)
 _Kind = tuple[str, bool, bool, bool]
@@ -72,14 +65,10 @@ class DraftPlanner:
         self._costs, self._clock = costs, PlanClock(clock)
         self._choice: PlanChoice | None = None  # of requests with `auto`, from the first one on
         self._presets: dict[tuple[MeasuredMode, ...], PlanChoice] = {}  # of requests with several plans
-        #: running means: rows and tokens of a request in a step, MRP's time over the backbone's, pages that a row reads
-        self._rows, self._tokens, self._mrp, self._pages = 1.0, 1.0, 0.0, 0.0
         self.work, self._steps = StepWork(), 0
-        self._passed = dict(_PASSED)
         self._device_numbers: dict[tuple[Rule, int], tuple[int, ...]] = {}  # by running requests, too
-        self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests, until a step ends
-        self._slopes: dict[int, tuple[float, float]] = {}
-        self._onward: dict[int, Curve] = {}
+        self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests
+        self._prices: dict[int, tuple[float, float]] = {}  # by running requests
         self._seconds: list[float] = []  # the time of a forward by its number of rows
         #: the budgets by plan, MRP forwards, price of pages, running requests, and kind of drafts
         self._budgets: dict[tuple[int, int, float, int, Reliability], DraftBudget] = {}
@@ -110,12 +99,9 @@ class DraftPlanner:
 
     def expected_mode_gain(self, plan: MeasuredMode, num_running: int) -> float:
         """The expected log of a mode's tokens a second over `static`'s, by the table."""
-        mode, costs = plan.mode, self.costs()
-        if leaves_drafts_open(mode) or not mode.needs_mrp or costs.mrp is None:
-            return log(plan.tokens_per_forward)
-        refining = (getattr(mode, "mrp_steps", None) or 1) * costs.mrp.filled(num_running)
-        plain = max(1e-9, costs.backbone.filled(num_running))
-        return log(plan.tokens_per_forward * plain / (plain + refining))
+        refining = plan.mode.needs_mrp and not leaves_drafts_open(plan.mode)
+        mrp_steps = (getattr(plan.mode, "mrp_steps", None) or 1) if refining else 0
+        return log(plan.tokens_per_forward) - self._log_time(num_running, mrp_steps=mrp_steps)
 
     def starts_with_mrp(self, request: GenerationRequest) -> bool:
         """Whether a request that starts now needs MRP's part of its pages."""
@@ -142,20 +128,27 @@ class DraftPlanner:
 
     def expected_gain(self, plan: int, num_running: int) -> float:
         """The expected log of a plan's tokens a second over those without drafts, by the table."""
-        costs, times = self.costs(), list[float]()
-        if plan == DRAFTS and costs.turn is not None:
-            numbers = self._best_device_numbers(TopConfidence(1), num_running)
-            return log(self._rate_by_device(num_running, numbers) / self._rate_by_device(num_running, ()))
-        refines = plan == REFINED and costs.mrp is not None
-        refining = _MRP_STEPS * costs.mrp.filled(num_running) if refines and costs.mrp else 0.0
-        factor = 1.0 + (_REFINED_GAIN - 1.0) * max(0.0, log2(self._block_size) - 1.0) / 2.0 if refines else 1.0
-        for states in [states for states in _SIZES if states <= self._max_states(num_running)]:
-            size = log2(1 + states)
-            steps = 1.0 + _GAIN * size * (1.0 + (factor - 1.0) * min(1.0, size / log2(1 + _SMALL)))
-            seconds = costs.backbone.filled(num_running * (1 + states)) + num_running * states * costs.draft + refining
-            times.append(seconds / steps)
-        plain = costs.backbone.filled(num_running) - self._turn(num_running)
-        return log(max(plain, 1e-9) / max(min(times, default=plain), 1e-9))
+        mrp_steps = _MRP_STEPS if plan == REFINED else 0
+        waits = self._turn(num_running) if plan != DRAFTS else 0.0
+        return max(
+            [
+                log(1.0 + _GAINS[plan] * log2(1 + states)) - self._log_time(num_running, states, mrp_steps, waits)
+                for states in _SIZES
+                if states <= self._max_states(num_running)
+            ],
+            default=0.0,
+        )
+
+    def _log_time(self, num_running: int, states: int = 0, mrp_steps: int = 0, waits: float = 0.0) -> float:
+        """The log of a step's time over that of a plain one that begins `waits` earlier.
+
+        Each request reads `states` drafts.
+        """
+        costs = self.costs()
+        refining = mrp_steps * costs.mrp.filled(num_running) if costs.mrp else 0.0
+        plain = max(1e-9, costs.backbone.filled(num_running))
+        seconds = costs.backbone.filled(num_running * (1 + states)) + num_running * states * costs.draft + refining
+        return log(max(1e-9, seconds) / max(1e-9, plain - waits))
 
     def device_numbers(self, rule: Rule) -> tuple[int, ...]:
         """The numbers of the drafts that the device makes and reads for each request, by the table."""
@@ -169,15 +162,9 @@ class DraftPlanner:
         return max(choices, key=partial(self._rate_by_device, num_running))
 
     def _rate_by_device(self, num_running: int, numbers: Sequence[int]) -> float:
-        """Tokens of a request by the time of a forward, in which some blocks are complete and the next ones begin."""
-        rows = num_running * (1 + len(numbers)) * (1 + 1 / self._block_size)
-        passed = sum([self._passed[number] for number in numbers])
-        return (1 + passed) / max(1e-9, self.costs().backbone.filled(round(rows)))
-
-    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
-        """Counts the drafts of the device that were read, and those that were passed."""
-        for number, (_, passed) in zip(numbers, step.gains, strict=True):
-            self._passed[number] += _PASSED_WEIGHT * ((passed > 0) - self._passed[number])
+        """Tokens of a request by the time of a forward."""
+        passed = sum([_PASSED[number] for number in numbers])
+        return (1 + passed) / max(1e-9, self.costs().backbone.filled(num_running * (1 + len(numbers))))
 
     def idle(self, expected: int) -> None:
         """No request runs. `expected`: the requests that start now."""
@@ -188,24 +175,16 @@ class DraftPlanner:
         self.work = StepWork(max(1, num_running), prompt_rows)
         self._steps += 1
 
-    def end(self, mrp_rows: Iterable[int]) -> None:
+    def end(self) -> None:
         step, self.work = self.work, StepWork(self.work.num_running)
         if not step.requests:
             self._clock.idle()  # it has rows of prompts alone
             return
         if self._clock.choices:
-            self._clock.end(step.num_running, step.requests, step.tokens, self._prompt_seconds(step))
-        self._rows += _FRESH * (step.rows / step.requests - self._rows)
-        self._tokens += _FRESH * (step.tokens / step.requests - self._tokens)
-        self._free_rows.clear()
-        self._pages += _FRESH * (step.pages / step.rows - self._pages)
-        if isinstance(self._costs, StepCosts) and self._costs.mrp:
-            spent = sum(self._costs.mrp.filled(rows) for rows in mrp_rows)
-            self._mrp += _FRESH * (spent / self._costs.backbone.filled(step.rows) - self._mrp)
+            plain_s = self.costs().backbone.filled(step.requests)
+            self._clock.end(step.num_running, step.requests, step.tokens, self._prompt_seconds(step), plain_s)
         if self._steps % _REFRESH == 0:
-            self._slopes.clear()
             self._budgets.clear()
-            self._device_numbers.clear()
 
     def _prompt_seconds(self, step: StepWork) -> float:
         """The time by which rows of prompts make a step without drafts longer."""
@@ -216,35 +195,29 @@ class DraftPlanner:
 
     def row(self, pages: int = 0) -> float:
         """The price, in tokens, of one more row that reads `pages` pages."""
-        slope, rate = self._slope_and_rate()
-        return (slope + self.costs().reading(pages)) * rate
+        seconds, rate = self._row_and_rate()
+        return (seconds + self.costs().reading(pages)) * rate
 
     def affordable_drafts(self, rows: int, gains: Sequence[Sequence[float]]) -> list[int]:
         """The number of drafts of each request that the next forward reads beside `rows` other rows.
 
         `gains`: the expected gains of each request's drafts, in their order.
         """
-        times, backbone, (_, rate) = self._seconds, self.costs().backbone, self._slope_and_rate()
+        times, backbone, (_, rate) = self._seconds, self.costs().backbone, self._row_and_rate()
         times.extend([backbone.filled(count) for count in range(len(times), rows + sum(map(len, gains)) + 1)])
         return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
     def reading(self, pages: int) -> float:
-        return self.costs().reading(pages) * self._slope_and_rate()[1]
+        return self.costs().reading(pages) * self._row_and_rate()[1]
 
-    def _slope_and_rate(self) -> tuple[float, float]:
+    def _row_and_rate(self) -> tuple[float, float]:
+        """The seconds of a second row for each running request, by row, and the tokens a second without drafts."""
         count = self.work.num_running
-        if count not in self._slopes:
-            costs, rows = self.costs(), count * self._rows
-            if count not in self._onward:
-                self._onward[count] = costs.backbone.onward(count)
-            slope = self._onward[count].slope(max(count, rows - count / 2), rows + count / 2) + costs.draft
-            self._slopes[count] = slope, count * self._tokens / self.forward_time(count)
-        return self._slopes[count]
-
-    def forward_time(self, num_running: int) -> float:
-        costs, rows = self.costs(), num_running * self._rows
-        reading = rows * costs.reading(self._pages)
-        return (costs.backbone.at(rows) + reading) * (1 + self._mrp)
+        if count not in self._prices:
+            costs = self.costs()
+            plain = max(1e-9, costs.backbone.at(count))
+            self._prices[count] = (costs.backbone.at(2 * count) - plain) / count + costs.draft, count / plain
+        return self._prices[count]
 
     def rows_are_free(self) -> bool:
         """Whether a forward ahead of results takes less time with a second row for each request than one in turns.
@@ -255,7 +228,7 @@ class DraftPlanner:
             return False
         count, backbone = self.work.num_running, self._costs.backbone
         if count not in self._free_rows:
-            filled = round(count * (1 + min(1.0, self._tokens / self._block_size)))
+            filled = round(count * (1 + 1 / self._block_size))
             self._free_rows[count] = backbone.filled(2 * count) - self._turn(count) < backbone.filled(filled)
         return self._free_rows[count]
 
@@ -272,19 +245,9 @@ class DraftPlanner:
         return budget
 
     def _new_budget(self, mrp_steps: int, reliability: Reliability, price: float) -> DraftBudget:
-        max_states = self._max_states(self.work.num_running)
         copied = self._block_size if self.plan in {COPIED, REFINED} else 0
-        if price >= 1:
-            return DraftBudget(price, max_states, mrp_steps, copied=copied)
-        price *= _FILLED_SHARE if self.costs().backbone.sizes else 1.0
-        refine = self.refinement() if mrp_steps else 0.0
-        return DraftBudget(reliability.min_gain(price), max_states, mrp_steps, refine, copied=copied)
-
-    def refinement(self) -> float:
-        """The price, in tokens, of one request's part of an MRP forward, which `_REFINED_SHARE` of all share."""
-        costs, count = self.costs(), self.work.num_running
-        sharing = max(1.0, _REFINED_SHARE * count)
-        return costs.mrp.filled(count) / sharing * self._slope_and_rate()[1] if costs.mrp else 0.0
+        least = price if price >= 1 else reliability.min_gain(price)
+        return DraftBudget(least, self._max_states(self.work.num_running), mrp_steps, copied=copied)
 
     def _max_states(self, num_running: int) -> int:
         """The limit of a request's drafts: its share of a forward's rows, less its current state and a block."""
@@ -322,16 +285,14 @@ class RequestDrafts:
     """The drafts of one request. This class is for requests whose drafts the engine does not choose.
 
     `mrp_steps`: the MRP forwards, as requested or chosen; None for modes without. `pages`: the pages before the current
-    block. `refinements`: the MRP forwards of the present search. `followed`: the number of them whose state was the one
-    after the rule's picks in the forward before. `by_device`: whether the device can draft, as its rows begin ahead.
+    block. `by_device`: whether the device can draft, as its rows begin ahead.
     """
 
-    __slots__ = ("_started", "by_device", "followed", "mrp_steps", "pages", "planner", "refinements", "uses_mrp")
+    __slots__ = ("_started", "by_device", "mrp_steps", "pages", "planner", "uses_mrp")
 
     def __init__(self, planner: DraftPlanner, uses_mrp: bool, mrp_steps: int | None) -> None:
         self.planner = planner
-        self.uses_mrp, self.mrp_steps, self.pages, self.refinements = uses_mrp, mrp_steps, 0, 0
-        self.followed, self.by_device = 0, False
+        self.uses_mrp, self.mrp_steps, self.pages, self.by_device = uses_mrp, mrp_steps, 0, False
         self._started = list[tuple[PlanChoice, int]]()  # the plans with which the request started
 
     def start(self, choice: PlanChoice) -> None:
@@ -360,13 +321,6 @@ class RequestDrafts:
         """The numbers of the drafts that the device makes and reads in a forward (`decode/drafts.py`)."""
         return ()
 
-    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
-        """A step has read drafts of the device."""
-
-    def num_ahead(self, following: int) -> int:
-        """The MRP forwards that begin before the last one is read. `following`: their most that can follow."""
-        return following
-
     def expected_gains(self, gains: Sequence[float]) -> list[float]:
         """The expected gains of drafts, less the price of their pages. `gains`: the policy's expected gains."""
         return list(gains)
@@ -378,14 +332,12 @@ class RequestDrafts:
             work.tokens += len(step.revealed) - len(step.remasked)
         if rows:
             work.requests += 1
-            work.rows += rows
-            work.pages += rows * self.pages
 
 
 class PlannedDrafts(RequestDrafts):
     """The drafts of a request with `auto`. `reliabilities`: without and with MRP."""
 
-    __slots__ = ("_last_followed", "_max_drafts", "_reliabilities", "_rule")
+    __slots__ = ("_max_drafts", "_reliabilities", "_rule")
 
     def __init__(
         self,
@@ -397,7 +349,6 @@ class PlannedDrafts(RequestDrafts):
     ) -> None:
         super().__init__(planner, uses_mrp, _MRP_STEPS if uses_mrp else 0)
         self._rule, self._reliabilities = request.mode.rule, reliabilities
-        self._last_followed = _MRP_STEPS
         max_drafts: int | None = getattr(request.mode, "max_drafts", None)
         self._max_drafts = max_drafts
 
@@ -411,19 +362,12 @@ class PlannedDrafts(RequestDrafts):
         refines = self.refines
         return self.planner.budget(_MRP_STEPS if refines else 0, self._reliabilities[refines], self.pages)
 
-    def num_ahead(self, following: int) -> int:
-        """As many as followed in the last search."""
-        return min(following, self._last_followed)
-
     @property
     def _drafts_by_device(self) -> bool:
         return self.by_device and self.planner.plan == DRAFTS
 
     def device_numbers(self) -> tuple[int, ...]:
         return self.planner.device_numbers(self._rule)[: self._max_drafts] if self._drafts_by_device else ()
-
-    def count_passed(self, numbers: Sequence[int], step: Step) -> None:
-        self.planner.count_passed(numbers, step)
 
     def drafts_next(self) -> bool:
         return self.planner.plan != PLAIN and worth_drafting(self._rule, self.budget())
@@ -434,10 +378,6 @@ class PlannedDrafts(RequestDrafts):
 
     def record(self, rows: int, steps: Sequence[Step]) -> None:
         super().record(rows, steps)
-        if rows:  # the next search has already begun
-            if self.refinements:
-                self._last_followed = self.followed
-            self.refinements = self.followed = 0
         for step in steps:
             if step.gains and not self._drafts_by_device:
                 self._reliabilities[self.refines].count(step.gains)
@@ -445,11 +385,9 @@ class PlannedDrafts(RequestDrafts):
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step: its requests, and those that the backbone read, with their rows, tokens and pages."""
+    """The work of a step: the running requests, and those that the backbone read, with their tokens."""
 
     num_running: int = 1
     prompt_rows: int = 0
     requests: int = 0
-    rows: int = 0
     tokens: int = 0
-    pages: int = 0
