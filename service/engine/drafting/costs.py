@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from itertools import accumulate
 
 from msgspec import structs
 
@@ -31,9 +31,6 @@ _PREFIX = 16
 _ROUNDS, _BUDGET_S = 3, 0.5
 #: seconds of a round during which a short forward is repeated
 _SLICE_S = 0.005
-#: The least ratio of a dent to the convex curve below all times, and the number of rounds that measure dents again.
-#: Some numbers of rows are expensive (oneDNN has other kernels for them) and stay dents. Other times were disturbed.
-_DENT, _DENT_ROUNDS = 1.15, 2
 #: for the cost of reading pages: the number of blocks before the rows, and the number of states of one block
 _LONG, _STATES = 256, 8
 #: the states of the tree whose search is measured, and the searches, each after a forward
@@ -69,40 +66,10 @@ class Curve:
         return self.at(self.sizes[index] if index < len(self.sizes) else rows)
 
 
-def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
-    """The convex curve below the measured times, by ascending rows."""
-    points: list[tuple[int, float]] = []
-    for rows, seconds in times:
-        # more rows never take less
-        while points and points[-1][1] > seconds:
-            points[-1] = (points[-1][0], seconds)
-            if len(points) < 2 or points[-2][1] <= seconds:
-                break
-            points.pop()
-        while len(points) > 1 and _slope(points[-2], points[-1]) > _slope(points[-1], (rows, seconds)):
-            points.pop()
-        points.append((rows, seconds))
-    return Curve(tuple(points))
-
-
-def dented(times: Sequence[tuple[int, float]]) -> Curve:
-    """The convex curve below the measured times, by ascending rows, with the dents that lie far above it."""
-    hull, expensive, last = lower_hull(times), dents(times), times[-1][0]
-    points, lowest = [(2 * last, hull.at(2 * last))], inf  # beyond the last time there are no dents
-    for rows, seconds in reversed(times):
-        lowest = min(lowest, seconds)  # more rows never take less
-        points.append((rows, lowest if rows in expensive else hull.at(rows)))
-    return Curve(tuple(reversed(points))) if expensive else hull
-
-
-def dents(times: Sequence[tuple[int, float]]) -> set[int]:
-    """The rows whose times lie far above the convex curve below all of them."""
-    hull = lower_hull(times)
-    return {rows for rows, seconds in times if seconds > _DENT * hull.at(rows)}
-
-
-def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
+def monotone(times: Sequence[tuple[int, float]]) -> Curve:
+    """The curve of measured times, by ascending rows: more rows never take less, since other work only adds time."""
+    rows, seconds = zip(*times, strict=True)
+    return Curve(tuple(zip(rows, reversed([*accumulate(reversed(seconds), min)]), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,20 +202,14 @@ def _fastest(
         if len(best) > 1 and 2 * best[rows] >= longest:
             break
 
-    def repeat(rows: int) -> None:
-        count = max(1, round(_SLICE_S / best[rows]))
-        best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(count))])
-
     end = time.perf_counter() + _BUDGET_S
     for _ in range(1, _ROUNDS):
-        for rows in best:
+        for rows, fastest in best.items():
             if time.perf_counter() > end:
                 break
-            repeat(rows)
-    for _ in range(_DENT_ROUNDS):
-        for rows in dents(list(best.items())):
-            repeat(rows)
-    return dented(list(best.items()))
+            count = max(1, round(_SLICE_S / fastest))
+            best[rows] = min([fastest, *(_seconds(forward(rows), clock) for _ in range(count))])
+    return monotone([*best.items()])
 
 
 def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:

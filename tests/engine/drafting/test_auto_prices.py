@@ -13,7 +13,7 @@ import pytest
 
 from service.decode.block import Pick
 from service.engine.drafting import costs
-from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
+from service.engine.drafting.costs import Curve, StepCosts, measure, monotone
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
@@ -32,8 +32,7 @@ def padded(rows: int) -> int:
 class Times:
     """Seconds of forwards on the card, by rows that are filled up to the size of a graph.
 
-    Each measured row is of a sequence of its own behind 1,024 tokens. A time is on the convex curve below the
-    measured ones, since other work only adds time.
+    Each measured row is of a sequence of its own behind 1,024 tokens. More rows never take less.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -47,7 +46,7 @@ class Times:
 
 
 def _curve(steps: Sequence[dict[str, float]], part: str) -> Curve:
-    return lower_hull([(int(step["rows"]), 1e-3 * step[part]) for step in steps])
+    return monotone([(int(step["rows"]), 1e-3 * step[part]) for step in steps])
 
 
 class Capturing:

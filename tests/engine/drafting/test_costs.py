@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from service.decode.modes import Speculative
-from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, measure
+from service.engine.drafting.costs import Curve, StepCosts, measure, monotone
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending, done
 from service.engine.forward.rows import Row
@@ -33,32 +33,19 @@ def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "points"),
+    ("times", "seconds"),
     [
-        ([(1, 1.0), (2, 2.0), (4, 4.0)], [(1, 1.0), (2, 2.0), (4, 4.0)]),
-        ([(1, 1.0), (2, 9.0), (4, 4.0)], [(1, 1.0), (4, 4.0)]),  # disturbed upwards
-        ([(1, 3.0), (2, 2.0), (4, 2.5), (8, 9.0)], [(1, 2.0), (2, 2.0), (4, 2.5), (8, 9.0)]),  # more never takes less
-        ([(1, 5.0), (2, 6.0), (4, 1.0), (8, 8.0)], [(1, 1.0), (4, 1.0), (8, 8.0)]),
-        ([(1, 1.0), (2, 1.0), (4, 1.0)], [(1, 1.0), (2, 1.0), (4, 1.0)]),
+        ([1.0, 2.0, 4.0], [1, 2, 4]),
+        ([1.0, 9.0, 4.0], [1, 4, 4]),  # disturbed
+        ([3.0, 2.0, 2.5], [2, 2, 2.5]),
+        ([2.0, 6.4, 8.7], [2, 6.4, 8.7]),  # some numbers of rows are dear
+        ([5.0], [5]),
     ],
 )
-def test_disturbed_times_lie_above_the_curve(times: list, points: list) -> None:
-    curve = lower_hull(times)
-    assert all(curve.at(rows) == pytest.approx(seconds) for rows, seconds in points)
-    assert all(curve.at(rows) <= seconds for rows, seconds in times)
-
-
-def test_times_far_above_the_convex_curve_stay_and_others_are_taken_for_disturbed() -> None:
-    """The 1.7B shape on two threads: four rows are dear. Sixteen that take less than eight are not believed."""
-    times = [(1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0)]
-    curve = dented(times)
-    assert [curve.at(rows) for rows, _ in times] == pytest.approx([seconds for _, seconds in times])
-    near = dented([(1, 2.0), (2, 3.3), (4, 5.0), (8, 9.0)])
-    assert near.at(2) == pytest.approx(3)
-    assert [dented([(1, 1.0), (2, 9.0), (4, 4.0)]).at(rows) for rows in (1, 2, 4)] == pytest.approx([1, 4, 4])
-    dent_before_the_end = dented([(1, 1.0), (2, 2.0), (4, 7.5), (8, 8.0)])
-    assert dent_before_the_end.at(4) == pytest.approx(7.5)
-    assert dent_before_the_end.at(24) - dent_before_the_end.at(16) == pytest.approx(8)
+def test_more_rows_never_take_less(times: list[float], seconds: list[float]) -> None:
+    rows = [1 << power for power in range(len(times))]
+    curve = monotone([*zip(rows, times, strict=True)])
+    assert [curve.at(count) for count in rows] == seconds
 
 
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
