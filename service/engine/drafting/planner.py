@@ -6,10 +6,9 @@ that waits for results makes all wait. Where steps begin ahead, the device makes
 predictions (`lookahead.py`), so nothing waits for them.
 
 Which drafts a forward reads is a matter of prices. Verifying a state that is passed with probability p gains p tokens.
-It is worth its cost if p is larger than the number of tokens that the batch could decode in the time of one row
-(Dinkelbach's method). Times come from the measured table (`costs.py`), so a slow machine makes the same choices. `row`
-is the price by which a request's tree grows. `affordable_drafts` cuts the trees of a forward together, by the table
-itself.
+It is worth its cost if p is larger than the number of tokens that the batch decodes without drafts in the time of one
+row. Times come from the measured table (`costs.py`), so a slow machine makes the same choices. `row` is the price by
+which a request's tree grows. `affordable_drafts` cuts the trees of a forward together, by the table itself.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf, log, log2
 from operator import itemgetter
 
@@ -39,7 +37,7 @@ _MRP_STEPS = 2
 #: the number of steps after which budgets follow the drafts that were passed
 _REFRESH = 8
 #: What a plan is expected to gain before its first trial: so many more steps a forward, times log2(1 + states) of a
-#: tree of so many states.
+#: tree of one of these sizes. Chosen in the simulated worlds (dev/lab/performance-log.md, "A smaller planner").
 _GAINS, _SIZES = {DRAFTS: 0.35, COPIED: 0.35, REFINED: 0.5}, (1, 4)
 #: how often the device's drafts are passed, by their number, measured on the demo
 _PASSED = {1: 0.41, 2: 0.1, 3: 0.17, 5: 0.08, 7: 0.09}
@@ -146,25 +144,22 @@ class DraftPlanner:
         """
         costs = self.costs()
         refining = mrp_steps * costs.mrp.filled(num_running) if costs.mrp else 0.0
-        plain = max(1e-9, costs.backbone.filled(num_running))
+        plain = costs.backbone.filled(num_running) - waits
         seconds = costs.backbone.filled(num_running * (1 + states)) + num_running * states * costs.draft + refining
-        return log(max(1e-9, seconds) / max(1e-9, plain - waits))
+        return log(max(1e-9, seconds) / max(1e-9, plain))
 
     def device_numbers(self, rule: Rule) -> tuple[int, ...]:
         """The numbers of the drafts that the device makes and reads for each request, by the table."""
         key = rule, self.work.num_running
         if key not in self._device_numbers:
-            self._device_numbers[key] = self._best_device_numbers(*key)
+            choices = numbers_by_rule(rule)[: 1 + self._max_states(self.work.num_running)]
+            self._device_numbers[key] = max(choices, key=self._rate_by_device)
         return self._device_numbers[key]
 
-    def _best_device_numbers(self, rule: Rule, num_running: int) -> tuple[int, ...]:
-        choices = numbers_by_rule(rule)[: 1 + self._max_states(num_running)]
-        return max(choices, key=partial(self._rate_by_device, num_running))
-
-    def _rate_by_device(self, num_running: int, numbers: Sequence[int]) -> float:
+    def _rate_by_device(self, numbers: Sequence[int]) -> float:
         """Tokens of a request by the time of a forward."""
-        passed = sum([_PASSED[number] for number in numbers])
-        return (1 + passed) / max(1e-9, self.costs().backbone.filled(num_running * (1 + len(numbers))))
+        seconds = self.costs().backbone.filled(self.work.num_running * (1 + len(numbers)))
+        return (1 + sum([_PASSED[number] for number in numbers])) / max(1e-9, seconds)
 
     def idle(self, expected: int) -> None:
         """No request runs. `expected`: the requests that start now."""
