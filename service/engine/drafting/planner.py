@@ -36,8 +36,8 @@ PLAIN, DRAFTS, COPIED, REFINED = range(4)
 _MRP_STEPS = 2
 #: the number of steps after which budgets follow the drafts that were passed
 _REFRESH = 8
-#: What a plan is expected to gain before its first trial: so many more steps a forward, times log2(1 + states) of a
-#: tree of one of these sizes. Chosen in the simulated worlds (dev/lab/performance-log.md, "A smaller planner").
+#: The steps that a plan's forward is expected to gain before the first trial, by log2(1 + states) of a tree of one of
+#: these sizes. Chosen in the simulated worlds (dev/lab/performance-log.md, "A smaller planner").
 _GAINS, _SIZES = {DRAFTS: 0.35, COPIED: 0.35, REFINED: 0.5}, (1, 4)
 #: how often the device's drafts are passed, by their number, measured on the demo
 _PASSED = {1: 0.41, 2: 0.1, 3: 0.17, 5: 0.08, 7: 0.09}
@@ -138,9 +138,9 @@ class DraftPlanner:
         )
 
     def _log_time(self, num_running: int, states: int = 0, mrp_steps: int = 0, waits: float = 0.0) -> float:
-        """The log of a step's time over that of a plain one that begins `waits` earlier.
+        """The log of the time of a step in which each request reads `states` drafts, relative to a plain step.
 
-        Each request reads `states` drafts.
+        The plain step takes `waits` less.
         """
         costs = self.costs()
         refining = mrp_steps * costs.mrp.filled(num_running) if costs.mrp else 0.0
