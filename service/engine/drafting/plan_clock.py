@@ -37,8 +37,9 @@ _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
 #: A step longer than `_LONGEST_STEP` mean steps counts for no plan, since the machine has paused. Of several in a row
 #: only the first one does not count.
 _LONGEST_STEP = 4.0
-#: Steps with rows of prompts count for no plan, since their price is an estimate. More of them in a row end a trial.
-_MOST_PROMPTED = 16
+#: Steps with rows of prompts count for no plan, since their price is an estimate. The least share of the latest steps
+#: without such rows with which a trial runs.
+_CLEAR = 0.5
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
 
@@ -197,7 +198,7 @@ class PlanClock:
         self._step_s, self._is_long = 0.0, False  # the mean seconds of a step; whether the last one was much longer
         self._level, self._mean = 0, 0.0  # the load, and the mean of the running requests' log2
         self._progress = _Progress()  # of the present plans
-        self._skip, self._prompted = 0, 0  # the next steps that count for no plan; the last ones with prompts
+        self._skip, self._clear = 0, 1.0  # the next steps that count for no plan; the share of steps without prompts
         self._trial: tuple[PlanChoice, int] | None = None  # a plan that is tried, or is to be once it is ready
         self._spent_s, self._base = 0.0, 0.0  # the trial's seconds, and the rate with which it is compared
 
@@ -209,7 +210,7 @@ class PlanClock:
     @property
     def _trial_s(self) -> float:
         """The usual seconds of a trial."""
-        steps = min(_MOST_STEPS, max(_LEAST_STEPS, _REQUEST_STEPS / (1 << self._level)))
+        steps = min(_MOST_STEPS, max(_LEAST_STEPS, _REQUEST_STEPS / 2**self._mean))
         return self._step_s * (steps + _BETWEEN)
 
     def idle(self, expected: int = 0) -> None:
@@ -233,15 +234,20 @@ class PlanClock:
             return
         if last is None:
             return
-        seconds, self._prompted = max(0.0, now - last - prompts_s), self._prompted + 1 if prompts_s else 0
+        seconds = max(0.0, now - last - prompts_s)
         self._step_s = self._step_s or seconds
         was_long, self._is_long = self._is_long, seconds > _LONGEST_STEP * self._step_s
         if self._is_long and not was_long:
             return
         self._step_s += _FRESH * (seconds - self._step_s)
+        self._clear += _FRESH * ((not prompts_s) - self._clear)
         if self._trial is None:
             self._find_trial(seconds)
-        self._count(decoding, tokens, seconds, seconds / max(plain_s, 1e-9))
+        self._count(seconds)
+        if self._skip:
+            self._skip -= 1
+        elif not prompts_s:
+            self._add(decoding, tokens, seconds / max(plain_s, 1e-9))
 
     def _is_other_load(self, running: int) -> bool:
         level = log2(max(1, running))
@@ -269,27 +275,27 @@ class PlanClock:
     def _find_trial(self, seconds: float) -> None:
         for choice in self.choices:
             plan = choice.due(seconds, self._trial_s) if choice.started.total() else None
-            if plan is not None and self._progress.is_enough():
+            if plan is not None and self._progress.is_enough() and self._clear >= _CLEAR:
                 self._trial, self._spent_s = (choice, plan), 0.0
                 if not choice.is_ready(plan):
                     choice.starting = plan
                 return
 
-    def _count(self, decoding: int, tokens: int, seconds: float, plain_steps: float) -> None:
-        if self._trial is not None and (not self._trial[0].started.total() or self._prompted > _MOST_PROMPTED):
+    def _count(self, seconds: float) -> None:
+        """Counts the seconds of a step for the trial, or begins it."""
+        if self._trial is None:
+            return
+        choice, plan = self._trial
+        if choice.plan == plan:
+            self._spent_s += seconds
+        if not choice.started.total() or self._clear < _CLEAR:
             self._drop_trial()
             self._restart()
-        if self._trial is not None:
-            choice, plan = self._trial
-            if choice.plan == plan:
-                self._spent_s += seconds
-            else:
-                self._prepare(choice, plan, seconds)
-        if self._skip:
-            self._skip -= 1
-            return
-        if self._prompted:
-            return
+        elif choice.plan != plan:
+            self._prepare(choice, plan, seconds)
+
+    def _add(self, decoding: int, tokens: int, plain_steps: float) -> None:
+        """Adds a step to the progress of the present plans, and judges the trial."""
         if all(choice.is_ready(choice.plan) for choice in self.choices):
             self._progress.add(decoding, tokens, plain_steps)
         if self._trial is not None:

@@ -274,3 +274,14 @@ def test_steps_with_prompts_count_for_no_plan_and_many_in_a_row_end_a_trial() ->
     assert (service.choice.plan, service.choice.load.best) == (1, 0)
     service.run(10, prompts_s=0.5)
     assert (service.choice.plan, service.choice.load.best) == (0, 0)
+
+
+def test_no_trial_begins_while_most_steps_have_prompts() -> None:
+    """It would last long: between prompts there are two steps at a time that count."""
+    service = Service([1.0, 0.5], prior=lambda *_: 0.0)
+    service.run(40, prompts_s=0.1)
+    for step in range(400):
+        service.run(1, prompts_s=0.0 if step % 5 < 2 else 0.1)
+    assert not any(service.plans)
+    service.run(40)
+    assert 0 < service.plans.count(1) < 20
