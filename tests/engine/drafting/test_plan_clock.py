@@ -283,5 +283,6 @@ def test_no_trial_begins_while_most_steps_have_prompts() -> None:
     for step in range(400):
         service.run(1, prompts_s=0.0 if step % 5 < 2 else 0.1)
     assert not any(service.plans)
+    assert not service.choice.load.rivals[1].unchanged
     service.run(40)
     assert 0 < service.plans.count(1) < 20
