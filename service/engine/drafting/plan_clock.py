@@ -37,9 +37,9 @@ _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
 #: A step longer than `_LONGEST_STEP` mean steps counts for no plan, since the machine has paused. Of several in a row
 #: only the first one does not count.
 _LONGEST_STEP = 4.0
-#: Steps with rows of prompts count for no plan, since their price is an estimate. The least share of the latest steps
-#: without such rows with which a trial runs.
-_CLEAR = 0.5
+#: Steps with rows of prompts count for no plan, since their price is an estimate. While a larger share of the latest
+#: steps has them, no trial runs.
+_MOST_PROMPTED = 0.5
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
 
@@ -198,7 +198,7 @@ class PlanClock:
         self._step_s, self._is_long = 0.0, False  # the mean seconds of a step; whether the last one was much longer
         self._level, self._mean = 0, 0.0  # the load, and the mean of the running requests' log2
         self._progress = _Progress()  # of the present plans
-        self._skip, self._clear = 0, 1.0  # the next steps that count for no plan; the share of steps without prompts
+        self._skip, self._prompted = 0, 0.0  # the next steps that count for no plan; the share of steps with prompts
         self._trial: tuple[PlanChoice, int] | None = None  # a plan that is tried, or is to be once it is ready
         self._spent_s, self._base = 0.0, 0.0  # the trial's seconds, and the rate with which it is compared
 
@@ -240,7 +240,7 @@ class PlanClock:
         if self._is_long and not was_long:
             return
         self._step_s += _FRESH * (seconds - self._step_s)
-        self._clear += _FRESH * ((not prompts_s) - self._clear)
+        self._prompted += _FRESH * ((prompts_s > 0) - self._prompted)
         if self._trial is None:
             self._find_trial(seconds)
         self._count(seconds)
@@ -275,7 +275,7 @@ class PlanClock:
     def _find_trial(self, seconds: float) -> None:
         for choice in self.choices:
             plan = choice.due(seconds, self._trial_s) if choice.started.total() else None
-            if plan is not None and self._progress.is_enough() and self._clear >= _CLEAR:
+            if plan is not None and self._progress.is_enough() and self._prompted <= _MOST_PROMPTED:
                 self._trial, self._spent_s = (choice, plan), 0.0
                 if not choice.is_ready(plan):
                     choice.starting = plan
@@ -288,7 +288,7 @@ class PlanClock:
         choice, plan = self._trial
         if choice.plan == plan:
             self._spent_s += seconds
-        if not choice.started.total() or self._clear < _CLEAR:
+        if not choice.started.total() or self._prompted > _MOST_PROMPTED:
             self._drop_trial()
             self._restart()
         elif choice.plan != plan:
