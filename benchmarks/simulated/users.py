@@ -6,7 +6,7 @@ import random
 from benchmarks.simulated.worlds import Traffic
 from service.decode.mode import DecodingMode
 from service.engine import GenerationRequest
-from service.engine.request import MeasuredMode
+from service.engine.request import MeasuredMode, Sharing
 
 #: the tokens of prompts
 _TOKENS = range(10, 200)
@@ -56,4 +56,6 @@ class Users:
         mode, plans = self._mode, self._plans
         if traffic.beside is not None and number % 2 == 0:
             mode, plans = traffic.beside, ()
-        return GenerationRequest(str(number), tuple(prompt), mode, max_new_tokens=new_tokens, plans=plans)
+        tenant = 1 + number // 2 % (traffic.tenants - 1) if number % 2 and traffic.tenants > 1 else 0
+        sharing, tokens = Sharing(str(tenant)), tuple(prompt)
+        return GenerationRequest(str(number), tokens, mode, max_new_tokens=new_tokens, plans=plans, sharing=sharing)

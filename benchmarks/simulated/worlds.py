@@ -26,7 +26,8 @@ class Traffic:
     """The requests. Whoever has an answer asks again after `gap` milliseconds.
 
     `prompt`, `new_tokens`: the least and the most tokens. `prefixes`: the number of prefixes that prompts share, of
-    `prefix_tokens` tokens each; 0: prompts share nothing. `beside`: the mode of every other request, None: of none.
+    `prefix_tokens` tokens each; 0: prompts share nothing. `tenants`: the number of API keys; the first one sends half
+    of the requests. `beside`: the mode of every other request, None: of none.
     """
 
     prompt: tuple[int, int] = (24, 72)
@@ -34,6 +35,7 @@ class Traffic:
     gap: float = 2.0
     prefixes: int = 0
     prefix_tokens: int = 0
+    tenants: int = 1
     beside: DecodingMode | None = None
 
 
@@ -186,6 +188,9 @@ _FURTHER = (
     ),
     World("4B, shared prefixes, 8 users", _4B, _HOST, traffic=_SHARED),
     World("8B, shared prefixes, 32 users", _8B, _HOST, _MANY_USERS, _SHARED, fixed=_ONE_PLAN),
+    World("4B, 4 API keys, 8 users", _4B, _HOST, traffic=Traffic(tenants=4)),
+    World("8B, 2 API keys, long prompts, 8 users", _8B, _HOST, (Load(8, 80),), replace(_LONG_PROMPTS, tenants=2)),
+    World("8B, 4 API keys, 32 users", _8B, _HOST, _MANY_USERS, Traffic(tenants=4), fixed=_ONE_PLAN),
     World("4B, half static, 8 users", _4B, _HOST, traffic=Traffic(beside=Static())),
     World("8B, half static, 2 users", _8B, _HOST, (Load(2, 50),), Traffic(beside=Static())),
     World("8B, half static, 8 users", _8B, _HOST, traffic=Traffic(beside=Static())),

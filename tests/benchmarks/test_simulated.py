@@ -56,7 +56,7 @@ def test_answers_do_not_depend_on_steps_ahead_and_on_replays() -> None:
         assert single.play(mode).has_answers_of(answers), mode
 
 
-@pytest.mark.parametrize("name", ["shared prefixes", "long prompts", "half direct", "half static"])
+@pytest.mark.parametrize("name", ["shared prefixes", "long prompts", "half direct", "half static", "API keys"])
 def test_answers_are_equal_in_worlds_of_other_requests(name: str) -> None:
     world = next(world for world in WORLDS if name in world.name)
     [comparison] = compare(replace(world, loads=(Load(3, 8),), fixed=()), [AUTO])
