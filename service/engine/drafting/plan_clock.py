@@ -39,7 +39,7 @@ _LOSS, _PAUSE, _DOUBLINGS, _LONGEST_S = 0.005, 6.0, 3, 120.0
 _LONGEST_STEP = 4.0
 #: Steps with rows of prompts count for no plan, since their price is an estimate. While a larger share of the latest
 #: steps has them, no trial runs.
-_MOST_PROMPTED = 0.5
+_MOST_PROMPTED = 0.7
 #: the share of the running requests that must have started with a plan which only they can run
 _SHARE = 0.75
 

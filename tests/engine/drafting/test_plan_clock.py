@@ -281,7 +281,7 @@ def test_no_trial_begins_while_most_steps_have_prompts() -> None:
     service = Service([1.0, 0.5], prior=lambda *_: 0.0)
     service.run(40, prompts_s=0.1)
     for step in range(400):
-        service.run(1, prompts_s=0.0 if step % 5 < 2 else 0.1)
+        service.run(1, prompts_s=0.0 if step % 10 < 2 else 0.1)
     assert not any(service.plans)
     assert not service.choice.load.rivals[1].unchanged
     service.run(40)
