@@ -118,7 +118,7 @@ class DiffusionRequest(DecodingRequest):
     @property
     def num_replays(self) -> int:
         if self._drafts_ahead is not None:
-            return self._drafts_ahead.num_ahead(self._query)
+            return self._query.num_following if isinstance(self._query, Refine) else 0
         return 0 if self._lookahead is None else max(0, self._lookahead.num_refined - 1)
 
     def wait_for_results(self) -> bool:

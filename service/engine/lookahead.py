@@ -213,10 +213,6 @@ class DraftsAhead:
         self._last: tuple[Row, Anchor] | None = None  # the last row that has begun, and its anchor
         self.follows = False  # whether the query is about the state after the picks of the last one that was read
 
-    def num_ahead(self, query: Query | None) -> int:
-        """The forwards that may begin before the query's is read."""
-        return query.num_following if isinstance(query, Refine) else 0
-
     def rows(self) -> list[Row]:
         if self._last is None:
             return []

@@ -18,8 +18,8 @@ from tests.clock import Clock
 from tests.engine.helpers import CHEAP_ROWS, DEAR_ROWS
 from tests.runners import RunnerWrapper, engine_over
 
-#: A forward takes as long over one row as over thirteen of 16 tokens, and MRP a twentieth of it: a GPU that is not full.
-#: In seconds. If MRP takes a tenth, trees without it are as fast.
+#: A forward takes as long over one row as over thirteen of 16 tokens, and MRP a twentieth of it, in seconds: a GPU that
+#: is not full. If MRP takes a tenth, trees without it are as fast.
 GPU = StepCosts(Curve(((1, 0.01), (13, 0.01), (256, 0.04))), Curve(((1, 0.0005), (13, 0.0005), (256, 0.002))))
 #: Four rows are dear after two and before eight: the demo on one thread, and the shape of SDAR-1.7B on two.
 DENTED = StepCosts(Curve(((1, 2.06), (2, 2.61), (4, 5.11), (8, 6.58), (16, 11.7))))

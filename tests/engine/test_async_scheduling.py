@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from service.decode.block import MASKED, Block, Step
+from service.decode.block import MASKED, Block, Pick, Step
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.policy import Evaluate, Prediction
+from service.decode.policy import Evaluate, Prediction, Refine
 from service.engine import BlockEvent, EngineDeps
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner
+from service.engine.lookahead import DraftsAhead
 from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
@@ -175,6 +176,18 @@ def test_mrp_forwards_for_drafts_begin_together(mode) -> None:
     assert steps_of(in_turns) == steps_of(together)
     assert set(device.unread) == {1}
     assert num_together <= 1.2 * len(device.unread)
+
+
+def test_a_forward_of_mrp_that_has_begun_serves_the_state_after_the_rules_picks_alone() -> None:
+    """Another state has the other pick, and another query has another anchor."""
+    state, ahead = Block((MASKED, MASKED)), DraftsAhead(Static().rule, 2)
+    read, other = [Prediction((0, 1), (5, 6), (0.9, 0.1), handle=handle) for handle in ("read", "other")]
+    likeliest, unlikely = state.reveal([Pick(0, 5, 0.9)]), state.reveal([Pick(1, 6, 0.1)])
+    follows = []
+    for query in (Refine(read, likeliest), Refine(read, unlikely), Refine(other, likeliest), None):
+        ahead.receive(read, state, query)
+        follows.append(ahead.follows)
+    assert follows == [True, False, False, False]
 
 
 def test_drafts_that_pay_are_read_where_steps_may_begin_ahead_too() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import exp, log, log2, sqrt
 
-#: weight of a step in the running means: of the running requests, and of a step's seconds
+#: weight of a step in the running means: of the running requests, of a step's seconds, and of steps with prompts
 _FRESH = 1 / 16
 #: A load is a rounded log2 of the running requests. It changes where their mean is farther than `_PLAY` from its
 #: middle. If they jump by more than `_JUMP` it changes at once.
@@ -224,8 +224,8 @@ class PlanClock:
     def end(self, running: int, decoding: int, tokens: int, prompts_s: float = 0.0, plain_s: float = 1.0) -> None:
         """A step of `running` requests has ended. Some decoded. `prompts_s`: the seconds of its rows of prompts.
 
-        `plain_s`: the time that a plain step of these requests takes, in any unit. So a trial may be compared with
-        steps of other numbers of requests.
+        `plain_s`: the expected seconds of a step without drafts that decodes these requests. Only its ratios count. By
+        them a trial is compared with steps of other numbers of requests.
         """
         now = self._clock()
         last, self._last = self._last, now
