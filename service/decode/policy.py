@@ -107,6 +107,7 @@ class Evaluate(Struct, frozen=True, gc=False):
     gains: tuple[float, ...] = ()  # the expected gain, in tokens, of each state after the first
     edit: tuple[int, ...] = ()  # revealed positions of the only state that are read, too; their tokens may still change
     device_numbers: tuple[int, ...] = ()  # `Draft.device_number` of the states after the first
+    num_following: int = 0  # the most queries of MRP that follow, the first of the state after the rule's picks
 
 
 class Refine(Struct, frozen=True, gc=False):

@@ -85,8 +85,12 @@ class DecodingRequest(RunningRequest):
         self._decoding = self.request.mode.decode(self._canvas)
 
     def _budget(self) -> DraftBudget:
-        """The budget of drafts in the next forward: nothing if it has already begun."""
-        return DraftBudget() if self._num_unread else self.drafts.budget()
+        """The budget of drafts in the next forward of the backbone: nothing if it has already begun."""
+        return DraftBudget() if self._next_has_begun else self.drafts.budget()
+
+    @property
+    def _next_has_begun(self) -> bool:
+        return self._num_unread > 0
 
     def _text(self) -> PromptLookup:
         if self._lookup is None:

@@ -56,8 +56,9 @@ class DiffusionRequest(DecodingRequest):
             if pace.is_fixed or not (refines and filtered):
                 self._lookahead = Lookahead(pace, self._rule, model, self.blocks, self.drafts)
                 self.drafts.by_device = pace.is_fixed and not (refines or request.mode.drafts_decide)
-                self.replays = refines and not filtered
-        self.replays |= self._drafts_ahead is not None
+                self.replays = "tokens" if refines and not filtered else None
+        if self._drafts_ahead is not None:
+            self.replays = "drafts"
 
     # Its next rows
 
@@ -89,9 +90,13 @@ class DiffusionRequest(DecodingRequest):
         return self._rows(self._query) if isinstance(self._query, Evaluate) else []
 
     def _budget(self) -> DraftBudget:
-        if self._num_unread and self._lookahead is not None:
+        if self._next_has_begun and self._lookahead is not None:
             return DraftBudget(device_numbers=self._lookahead.drafts_read)
         return super()._budget()
+
+    @property
+    def _next_has_begun(self) -> bool:
+        return self._num_unread > (0 if self._drafts_ahead is None else self._drafts_ahead.num_unread)
 
     def expected_gains(self, rows: list[Row]) -> list[float]:
         query = self._query
@@ -107,9 +112,9 @@ class DiffusionRequest(DecodingRequest):
         return list(self.blocks.for_mrp)
 
     def next_refinement_ahead(self) -> list[Row]:
-        drafts, lookahead = self._drafts_ahead, self._lookahead
-        if drafts is not None and isinstance(self._query, Refine):
-            return drafts.rows() if 0 < self._num_unread <= self.num_replays else []
+        drafts, lookahead, query = self._drafts_ahead, self._lookahead, self._query
+        if drafts is not None and query is not None and query.num_following:
+            return [*self.blocks.for_mrp, *drafts.rows()] if 0 < self._num_unread <= query.num_following else []
         if lookahead is None or (lookahead.next is None and lookahead.unsettled is None):
             return []
         # Stored blocks go along. Alone they may wait for a refinement (`step.py`)
@@ -117,13 +122,18 @@ class DiffusionRequest(DecodingRequest):
 
     @property
     def num_replays(self) -> int:
-        if self._drafts_ahead is not None:
-            return self._query.num_following if isinstance(self._query, Refine) else 0
+        query = self._query
+        if self._drafts_ahead is not None and query is not None:
+            return max(0, query.num_following - isinstance(query, Evaluate))
         return 0 if self._lookahead is None else max(0, self._lookahead.num_refined - 1)
 
     def wait_for_results(self) -> bool:
-        lookahead = self._lookahead
-        if lookahead is None or lookahead.pace.gate is None or not self._num_unread:
+        lookahead, query = self._lookahead, self._query
+        if not self._num_unread:
+            return False
+        if self._drafts_ahead is not None:
+            return isinstance(query, Evaluate) and query.num_following > 0
+        if lookahead is None or lookahead.pace.gate is None:
             return False
         lookahead.next = None
         return True
@@ -141,6 +151,8 @@ class DiffusionRequest(DecodingRequest):
         rows = [replace(row, state=query.states[0], index=self._index)]
         if len(query.states) > 1:
             rows += [replace(rows[0], state=state, kind="verify") for state in query.states[1:]]
+        if self._drafts_ahead is not None and query.num_following:
+            rows = self._drafts_ahead.revealing(rows)
         return [self._constrained(row) for row in rows] if self._masks or self._adjuster else rows
 
     def _refined(self, query: Refine) -> Row:
@@ -169,8 +181,9 @@ class DiffusionRequest(DecodingRequest):
         if row.sampling is None:
             return
         self._num_unread += 1
-        if self._drafts_ahead is not None and row.kind == "mrp":
-            self._drafts_ahead.begin(row, anchors[-1])
+        drafts, query = self._drafts_ahead, self._query
+        if drafts is not None and (row.kind == "mrp" or (query is not None and query.num_following)):
+            drafts.begin(rows[stored:], anchors[stored:])
             stored = len(rows)
         if self._lookahead is not None:
             self._lookahead.begin(rows[stored:], anchors[stored:])
@@ -181,7 +194,7 @@ class DiffusionRequest(DecodingRequest):
         self._num_unread -= 1
         first = 0 if rows[0].sampling is not None else [row.sampling is not None for row in rows].index(True)
         if self._lookahead is None:
-            self._send(tuple(predictions[first:]))
+            self._send_evaluated(predictions[first:])
             return
         row, read = rows[first], predictions[first:]
         if row.writes_kv and self._index > row.index:  # its state was complete, so it has stored its block
@@ -195,15 +208,23 @@ class DiffusionRequest(DecodingRequest):
                          if drafted.index == row.index}  # fmt: skip
             of_states = zip((0, *numbers), query.states, strict=True)
             read = [of_state(by_number[number], state) for number, state in of_states]
-        self._send(tuple(read))
+        self._send_evaluated(read)
         self._settle(self._lookahead)
+
+    def _send_evaluated(self, predictions: Sequence[Prediction]) -> None:
+        drafts, query = self._drafts_ahead, self._query
+        self._send(tuple(predictions))
+        if drafts is not None and isinstance(query, Evaluate):
+            drafts.receive(query.states, predictions, self._query)
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
         if rows[-1].sampling is None:
             return
         self._num_unread -= 1
-        if self._lookahead is None and self._drafts_ahead is None:
+        if self._drafts_ahead is not None:
+            self._drafts_ahead.num_unread -= 1
+        elif self._lookahead is None:
             self._send((predictions[-1],))
             return
         query = self._query
@@ -220,7 +241,7 @@ class DiffusionRequest(DecodingRequest):
             prediction = of_state(prediction, query.state)
         self._send((prediction,))
         if drafts is not None:
-            drafts.receive(prediction, query.state, self._query)
+            drafts.receive((query.state,), (prediction,), self._query)
         if self._lookahead is not None:
             self._settle(self._lookahead)
 

@@ -28,7 +28,7 @@ from service.decode.mode import Pace
 from service.decode.policy import Prediction, Query, Refine
 from service.decode.rules import Rule
 from service.engine.drafting.planner import RequestDrafts
-from service.engine.forward.rows import Anchor, Row
+from service.engine.forward.rows import MAX_DRAFT, Anchor, Row
 from service.engine.stored_blocks import StoredBlocks, unknown_state
 from service.model.config import ModelConfig
 
@@ -204,31 +204,50 @@ class Lookahead:
 
 
 class DraftsAhead:
-    """MRP's forwards for drafts that begin before the last one is read: each of the state after the rule's picks."""
+    """MRP's forwards for drafts that begin before the last forward is read: each of the states after the rule's picks.
 
-    __slots__ = ("_last", "_rule", "_size", "follows")
+    After a forward of the backbone MRP reads the state after each state that was read, as the host alone knows through
+    which of them decoding passes. `num_unread`: the forwards of MRP that are not read.
+    """
+
+    __slots__ = ("_last", "_rule", "_size", "follows", "num_unread")
 
     def __init__(self, rule: Rule, block_size: int) -> None:
         self._rule, self._size = rule, block_size
-        self._last: tuple[Row, Anchor] | None = None  # the last row that has begun, and its anchor
-        self.follows = False  # whether the query is about the state after the picks of the last one that was read
+        self._last = list[tuple[Row, Anchor]]()  # the last rows that have begun, and their anchors
+        self.follows, self.num_unread = False, 0
+
+    def revealing(self, rows: Sequence[Row]) -> list[Row]:
+        """The backbone's rows of states, after which the device reveals the rule's picks, as far as there are lines."""
+        return [
+            replace(row, rule=self._rule, draft=number) if number <= MAX_DRAFT else row
+            for number, row in enumerate(rows)
+        ]
 
     def rows(self) -> list[Row]:
-        if self._last is None:
+        """The rows of MRP's next forward. None if no state has masked positions, or no two after the backbone's."""
+        least, picks = 1 if self.num_unread else 2, self._rule.num_picks or 1
+        left = [(row, max(0, row.state.tokens.count(MASKED) - picks), anchor) for row, anchor in self._last]
+        if not self.num_unread:  # later forwards have the same rows
+            left = [refined for refined in left if refined[1] >= least and refined[0].rule is not None]
+        if max([masked for _, masked, _ in left], default=0) < least:
             return []
-        row, anchor = self._last
-        masked = row.state.tokens.count(MASKED) - (self._rule.num_picks or 1)
-        if masked < 1:
-            return []
-        return [replace(row, state=unknown_state(self._size, masked), anchor=anchor, on_device=True)]
+        return [
+            replace(row, state=unknown_state(self._size, masked), kind="mrp", anchor=anchor, on_device=True)
+            for row, masked, anchor in left
+        ]
 
-    def begin(self, row: Row, anchor: Anchor) -> None:
-        self._last = row, anchor
+    def begin(self, rows: Sequence[Row], anchors: Sequence[Anchor]) -> None:
+        """A forward over these rows has begun."""
+        self._last = list(zip(rows, anchors, strict=True))
+        self.num_unread += rows[0].kind == "mrp"
 
-    def receive(self, prediction: Prediction, state: Block, query: Query | None) -> None:
-        """The policy has read the prediction of a state, and asks the query."""
-        self.follows = (
-            isinstance(query, Refine)
-            and query.after.handle == prediction.handle
-            and query.state == state.reveal(self._rule(prediction))
+    def receive(self, states: Sequence[Block], predictions: Sequence[Prediction], query: Query | None) -> None:
+        """The policy has read the predictions of these states, and asks the query.
+
+        `follows` is now whether that is about the state after the rule's picks in one of them.
+        """
+        self.follows = isinstance(query, Refine) and any(
+            query.after.handle == prediction.handle and query.state == state.reveal(self._rule(prediction))
+            for state, prediction in zip(states, predictions, strict=False)
         )

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from service.decode.block import Block
 from service.decode.policy import Prediction
@@ -20,6 +20,10 @@ from service.engine.request_stats import RequestStats
 from service.engine.stored_blocks import StoredBlocks
 from service.errors import MrpServeError, OutputsNotFinite
 from service.model.config import ModelConfig
+
+
+#: MRP's replays: for a mode's own tokens, or for drafts, which may be chosen from candidates
+Replays = Literal["tokens", "drafts"]
 
 
 class Admitted(NamedTuple):
@@ -40,8 +44,8 @@ class Admitted(NamedTuple):
 class RunningRequest(ABC):
     """A running request.
 
-    `replays`: whether MRP's forwards may be replays of one graph (`forward/replays.py`). `grows`: whether its pages
-    grow with its answer, and may be taken from it.
+    `replays`: what MRP's forwards read if they may be replays of one graph (`forward/replays.py`), None if not. `grows`:
+    whether its pages grow with its answer, and may be taken from it.
     """
 
     grows: ClassVar[bool] = True
@@ -56,7 +60,7 @@ class RunningRequest(ABC):
         lease, drafts, self._block_size = self.lease, self.drafts, model.block_size
         self.stats = RequestStats(self.request, self.submitted, lease.num_shared * self._block_size, drafts.mrp_steps)
         self.finish_reason: FinishReason | None = None
-        self.replays = False
+        self.replays: Replays | None = None
         self._num_unread = 0  # forwards with positions that are read, which have begun and are not read
         self.blocks = StoredBlocks(lease, uses_mrp=drafts.uses_mrp)
         self._num_prompt_blocks = self.blocks.num_prefill

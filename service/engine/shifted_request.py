@@ -25,7 +25,7 @@ class ShiftedRequest(DiffusionRequest):
     def _go_ahead(self, model: ModelConfig, *, uses_candidates: bool) -> None:  # noqa: ARG002 - drafts are in turns
         if self.request.mode.pace is not None and self.request.mode.pace.is_fixed:
             super()._go_ahead(model, uses_candidates=False)
-            self.replays = self.drafts.by_device = False
+            self.replays, self.drafts.by_device = None, False
 
     @property
     def num_rows(self) -> int:

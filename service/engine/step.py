@@ -39,8 +39,8 @@ class RunningStep:
         self._backoff, self._planner, self._work = backoff, planner, planner.work
         self._with_mrp = [running for running, _ in plan if running.drafts.uses_mrp]
         self._forwards = [self._begin("backbone", plan)]
-        for replays in (True, False):
-            group = [running for running in self._with_mrp if running.replays is replays]
+        for replays in ("tokens", "drafts", None):
+            group = [running for running in self._with_mrp if running.replays == replays]
             self._forwards += self._begin_refinements(_refinements_ahead(group))
 
     def finish(self, counts: Counter[ForwardKind]) -> None:

@@ -185,7 +185,7 @@ def test_a_forward_of_mrp_that_has_begun_serves_the_state_after_the_rules_picks_
     likeliest, unlikely = state.reveal([Pick(0, 5, 0.9)]), state.reveal([Pick(1, 6, 0.1)])
     follows = []
     for query in (Refine(read, likeliest), Refine(read, unlikely), Refine(other, likeliest), None):
-        ahead.receive(read, state, query)
+        ahead.receive((state,), (read,), query)
         follows.append(ahead.follows)
     assert follows == [True, False, False, False]
 

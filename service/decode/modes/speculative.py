@@ -149,20 +149,23 @@ class Speculative(DecodingMode, frozen=True):
         rule = canvas.rule(self.rule)
         if canvas.block.complete:
             return
-        if drafts := canvas.carried or (yield from self._copied(canvas, rule)):
-            prediction = yield from self._verify(canvas, rule, drafts)
+        budget, first = self.budget(canvas), True
+        refined = self._num_refined(rule, budget, first=True)
+        if drafts := canvas.carried or (yield from self._copied(canvas, rule, budget)):
+            prediction = yield from self._verify(canvas, rule, drafts, refined)
         else:
-            (prediction,) = yield Evaluate((canvas.block,))
+            (prediction,) = yield Evaluate((canvas.block,), num_following=refined)
             canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
-        first = True
         while not canvas.block.complete:
-            drafting, first = _draft(canvas, prediction, self, rule, first=first), False
+            budget = self.budget(canvas)
+            drafting, first = _draft(canvas, prediction, self, rule, budget, first=first), False
             drafts = (yield from drafting) if isinstance(drafting, Generator) else drafting
+            refined = self._num_refined(rule, budget)
             if not drafts:  # most steps of `auto` under full load
-                (prediction,) = yield Evaluate((canvas.block,))
+                (prediction,) = yield Evaluate((canvas.block,), num_following=refined)
                 canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
                 continue
-            prediction = yield from self._verify(canvas, rule, drafts)
+            prediction = yield from self._verify(canvas, rule, drafts, refined)
 
     def budget(self, canvas: Canvas) -> DraftBudget:
         """The budget of the next drafts: the engine's, or what the knobs say."""
@@ -175,24 +178,39 @@ class Speculative(DecodingMode, frozen=True):
             budget = budget._replace(copied=self.prompt_lookup_num_tokens)
         return budget
 
-    def _copied(self, canvas: Canvas, rule: Rule) -> Drafting:
+    @property
+    def drafts_chain(self) -> bool:
+        return self.mrp_steps != AUTO and self.max_drafts is None
+
+    def _num_refined(self, rule: Rule, budget: DraftBudget, *, first: bool = False) -> int:
+        """The forwards of MRP for the next drafts if their budget is this one. `first`: of a block's first round.
+
+        None if the first is not of the state after the rule's picks: later chains begin with two steps of the rule.
+        """
+        if self.drafts_chain:
+            return budget.mrp_steps if first else 0
+        return min(budget.mrp_steps, budget.states) if worth_drafting(rule, budget) else 0
+
+    def _copied(self, canvas: Canvas, rule: Rule, budget: DraftBudget) -> Drafting:
         """The drafts of the block's first forward."""
-        budget = self.budget(canvas)
         if not budget.copied or rule.needs_entropy or not worth_drafting(rule, budget):
             return {}
         return (yield from copied(canvas, rule, budget))
 
     def _verify(
-        self, canvas: Canvas, rule: Rule, drafts: Drafts
+        self, canvas: Canvas, rule: Rule, drafts: Drafts, refined: int
     ) -> Generator[Query, tuple[Prediction, ...], Prediction]:
-        """Reads the drafted states, and accepts some. Returns the last state's prediction."""
+        """Reads the drafted states, and accepts some. Returns the last state's prediction.
+
+        `refined`: the forwards of MRP for the next drafts.
+        """
         states = [canvas.block, *drafts]
         while len(states) > 1 and canvas.ends(states[-1]):  # only a chain has states that end the answer
             states.pop()
         top_logprobs = _TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
         gains = tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
         numbers = tuple([draft.device_number for draft in drafts.values() if draft.device_number])
-        predictions = yield Evaluate(tuple(states), top_logprobs, gains, device_numbers=numbers)
+        predictions = yield Evaluate(tuple(states), top_logprobs, gains, device_numbers=numbers, num_following=refined)
         if len(predictions) < len(states):
             drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
         choose: _Choose = partial(canvas.choose, rule)
@@ -206,11 +224,12 @@ def _rule(mode: Speculative) -> Rule:
     return mode.plain.rule
 
 
-def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | Drafts:
+def _draft(
+    canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, budget: DraftBudget, *, first: bool
+) -> Drafting | Drafts:
     """The drafts or their generator. `first`: a block's first round."""
-    if mode.mrp_steps != AUTO and mode.max_drafts is None:
-        return chain(canvas, prediction, mode.mrp_steps, rule, first=first)
-    budget = mode.budget(canvas)
+    if mode.drafts_chain:
+        return chain(canvas, prediction, budget.mrp_steps, rule, first=first)
     if budget.device_numbers:
         return by_rule(canvas, prediction, rule, budget.device_numbers)
     return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else {}

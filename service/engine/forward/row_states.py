@@ -250,7 +250,7 @@ def row_params(metadata: SamplingMetadata, counts: Sequence[int], *, any_token: 
     params[:, 14] = [row.line for row in metadata.rows]
     for index, drafts, following in drafted_rows(metadata.rows):
         params[index, 15] = 1 + 2 * len(drafts) + (0 if following is None else 16 * (following - index))
-    params[[bool(row.draft) for row in metadata.rows], 15] = -1
+    params[[bool(row.draft) and row.rule is None for row in metadata.rows], 15] = -1
     return params
 
 
