@@ -217,6 +217,14 @@ class DiffusionRequest(DecodingRequest):
         if drafts is not None and isinstance(query, Evaluate):
             drafts.receive(query.states, predictions, self._query)
 
+    def needs_refinement(self, rows: list[Row]) -> bool:
+        drafts, query = self._drafts_ahead, self._query
+        if drafts is None or rows[-1].sampling is None:
+            return True
+        return isinstance(query, Refine) and any(
+            row.anchor == query.after.handle and (drafts.follows or not row.on_device) for row in rows
+        )
+
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
         if rows[-1].sampling is None:
@@ -228,7 +236,7 @@ class DiffusionRequest(DecodingRequest):
             self._send((predictions[-1],))
             return
         query = self._query
-        for row, prediction in zip(rows, predictions, strict=True):
+        for row, prediction in zip(rows, predictions, strict=False):
             if isinstance(query, Refine) and row.anchor == query.after.handle:
                 self._receive_refined(row, prediction, query)
                 return

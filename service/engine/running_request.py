@@ -159,8 +159,12 @@ class RunningRequest(ABC):
     def receive_predictions(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """A forward of the backbone is read."""
 
+    def needs_refinement(self, rows: list[Row]) -> bool:  # noqa: ARG002 - ahead alone more may begin than is needed
+        """Whether it needs the predictions of a forward of MRP, which has begun over these rows."""
+        return True
+
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:  # noqa: B027
-        """A forward of MRP is read."""
+        """A forward of MRP is read. `predictions`: none if no request of the forward needs them."""
 
     # Its end
 

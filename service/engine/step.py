@@ -103,7 +103,9 @@ class RunningStep:
 
     def _read(self, forward: _Forward, counts: Counter[ForwardKind]) -> None:
         all_kinds: list[ForwardKind] = []
-        results, is_mrp, end = forward.pending(), forward.network == "mrp", 0
+        is_mrp, end = forward.network == "mrp", 0
+        is_needed = not is_mrp or any(running.needs_refinement(rows) for running, rows in forward.plan)
+        results = forward.pending() if is_needed else ()
         for running, rows in forward.plan:
             start, end = end, end + len(rows)
             if running.finish_reason is not None:

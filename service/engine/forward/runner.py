@@ -237,6 +237,8 @@ class ModelRunner:
         replays = ReplayTables.of(batch.metadata, counts, drafts)
         planned = self.model.plan_replays(self._partition.rows(rows)[0], replays, tables)
         count = min(max(counts), MAX_FORWARDS)
+        if planned is not None and rows[-1].drafts and rows[-1].anchor is not None:
+            self._copies.begin()  # the backbone's results: the host reads them while MRP drafts
         results = None if planned is None else graphs.run_replays(planned, count, self._copies)
         if results is None:
             return None
