@@ -112,9 +112,9 @@ class DiffusionRequest(DecodingRequest):
         return list(self.blocks.for_mrp)
 
     def next_refinement_ahead(self) -> list[Row]:
-        drafts, lookahead, query = self._drafts_ahead, self._lookahead, self._query
-        if drafts is not None and query is not None and query.num_following:
-            return [*self.blocks.for_mrp, *drafts.rows()] if 0 < self._num_unread <= query.num_following else []
+        drafts, lookahead = self._drafts_ahead, self._lookahead
+        if drafts is not None and (following := self._num_following):
+            return [*self.blocks.for_mrp, *drafts.rows()] if 0 < self._num_unread <= following else []
         if lookahead is None or (lookahead.next is None and lookahead.unsettled is None):
             return []
         # Stored blocks go along. Alone they may wait for a refinement (`step.py`)
@@ -122,17 +122,24 @@ class DiffusionRequest(DecodingRequest):
 
     @property
     def num_replays(self) -> int:
-        query = self._query
-        if self._drafts_ahead is not None and query is not None:
-            return max(0, query.num_following - isinstance(query, Evaluate))
+        if self._drafts_ahead is not None:
+            return max(0, self._num_following - isinstance(self._query, Evaluate))
         return 0 if self._lookahead is None else max(0, self._lookahead.num_refined - 1)
 
+    @property
+    def _num_following(self) -> int:
+        """The forwards of MRP for drafts that may follow the query's own forward before anything is read."""
+        query = self._query
+        if self._drafts_ahead is None or query is None or not (isinstance(query, Refine) or self.drafts.refines):
+            return 0
+        return query.num_following
+
     def wait_for_results(self) -> bool:
-        lookahead, query = self._lookahead, self._query
+        lookahead = self._lookahead
         if not self._num_unread:
             return False
         if self._drafts_ahead is not None:
-            return isinstance(query, Evaluate) and query.num_following > 0
+            return isinstance(self._query, Evaluate) and self._num_following > 0
         if lookahead is None or lookahead.pace.gate is None:
             return False
         lookahead.next = None
@@ -151,7 +158,7 @@ class DiffusionRequest(DecodingRequest):
         rows = [replace(row, state=query.states[0], index=self._index)]
         if len(query.states) > 1:
             rows += [replace(rows[0], state=state, kind="verify") for state in query.states[1:]]
-        if self._drafts_ahead is not None and query.num_following:
+        if self._drafts_ahead is not None and self._num_following:
             rows = self._drafts_ahead.revealing(rows)
         return [self._constrained(row) for row in rows] if self._masks or self._adjuster else rows
 
@@ -181,8 +188,8 @@ class DiffusionRequest(DecodingRequest):
         if row.sampling is None:
             return
         self._num_unread += 1
-        drafts, query = self._drafts_ahead, self._query
-        if drafts is not None and (row.kind == "mrp" or (query is not None and query.num_following)):
+        drafts = self._drafts_ahead
+        if drafts is not None and (row.kind == "mrp" or self._num_following):
             drafts.begin(rows[stored:], anchors[stored:])
             stored = len(rows)
         if self._lookahead is not None:

@@ -225,16 +225,16 @@ class DraftsAhead:
         ]
 
     def rows(self) -> list[Row]:
-        """The rows of MRP's next forward. None if no state has masked positions, or no two after the backbone's."""
-        least, picks = 1 if self.num_unread else 2, self._rule.num_picks or 1
-        left = [(row, max(0, row.state.tokens.count(MASKED) - picks), anchor) for row, anchor in self._last]
+        """The rows of MRP's next forward: of states that may have masked positions, at first of two of them."""
+        picks = self._rule.num_picks or 1
+        states = [(row, anchor, max(0, row.state.tokens.count(MASKED) - picks)) for row, anchor in self._last]
         if not self.num_unread:  # later forwards have the same rows
-            left = [refined for refined in left if refined[1] >= least and refined[0].rule is not None]
-        if max([masked for _, masked, _ in left], default=0) < least:
+            states = [state for state in states if state[0].rule is not None and state[2] > 1]
+        if not any(masked for *_, masked in states):
             return []
         return [
             replace(row, state=unknown_state(self._size, masked), kind="mrp", anchor=anchor, on_device=True)
-            for row, masked, anchor in left
+            for row, anchor, masked in states
         ]
 
     def begin(self, rows: Sequence[Row], anchors: Sequence[Anchor]) -> None:

@@ -21,7 +21,6 @@ from service.engine.stored_blocks import StoredBlocks
 from service.errors import MrpServeError, OutputsNotFinite
 from service.model.config import ModelConfig
 
-
 #: MRP's replays: for a mode's own tokens, or for drafts, which may be chosen from candidates
 Replays = Literal["tokens", "drafts"]
 
@@ -44,8 +43,8 @@ class Admitted(NamedTuple):
 class RunningRequest(ABC):
     """A running request.
 
-    `replays`: what MRP's forwards read if they may be replays of one graph (`forward/replays.py`), None if not. `grows`:
-    whether its pages grow with its answer, and may be taken from it.
+    `replays`: of what kind MRP's forwards are if they may be replays of one graph (`forward/replays.py`), else None.
+    `grows`: whether its pages grow with its answer, and may be taken from it.
     """
 
     grows: ClassVar[bool] = True

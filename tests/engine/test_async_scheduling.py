@@ -4,8 +4,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from weakref import WeakSet
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -18,7 +20,7 @@ from service.engine import BlockEvent, EngineDeps
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import MAX_DRAFT, Anchor, ForwardOutput, Row
 from service.engine.forward.runner import ModelRunner
 from service.engine.lookahead import DraftsAhead
 from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, checked, events_of, random_requests, request_of
@@ -48,24 +50,32 @@ DRAFTED = [Speculative(3), Speculative(3, 4), Speculative(3, verify="sequential"
 SIZE = 8
 
 
+class _Begun:
+    """A forward that has begun. Its results alone refer to it."""
+
+
 class Device(RunnerWrapper):
-    """A device that counts forwards that are begun and not read.
+    """A device that counts forwards that are begun, not read, and not dropped.
 
     `unread`: their number at each reading, with the forward that is read.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
-        self.num_unread = 0
+        self.begun = WeakSet[_Begun]()
         self.unread: list[int] = []
 
+    @property
+    def num_unread(self) -> int:
+        return len(self.begun)
+
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
-        pending = self.runner.begin(network, rows)
-        self.num_unread += 1
+        pending, forward = self.runner.begin(network, rows), _Begun()
+        self.begun.add(forward)
 
         def read() -> list[Prediction]:
             self.unread.append(self.num_unread)
-            self.num_unread -= 1
+            self.begun.discard(forward)
             return pending()
 
         return structs.replace(pending, results=read)
@@ -188,6 +198,29 @@ def test_a_forward_of_mrp_that_has_begun_serves_the_state_after_the_rules_picks_
         ahead.receive((state,), (read,), query)
         follows.append(ahead.follows)
     assert follows == [True, False, False, False]
+
+
+def test_mrp_reads_the_state_after_each_state_that_the_backbone_has_read() -> None:
+    """If it has a line and two masked positions. Later forwards have the same rows."""
+    ahead = DraftsAhead(Static().rule, 4)
+    states = [Block((5,) * count + (MASKED,) * (4 - count)) for count in (0, 2, 1)]
+    read = ahead.revealing([Row(state, 0, (), writes_kv=False) for state in [*states, *[states[0]] * 6]])
+    assert [row.draft for row in read] == [*range(1 + MAX_DRAFT), 0]
+    assert [row.rule is None for row in read] == [False] * (1 + MAX_DRAFT) + [True]
+    anchors = [Anchor(ForwardOutput(torch.zeros(9, 4, 2)), index) for index in range(len(read))]
+    ahead.begin(read, anchors)
+    first = ahead.rows()
+    assert [(row.draft, row.state.tokens.count(MASKED)) for row in first] == [
+        (0, 3),
+        (2, 2),
+        *[(n, 3) for n in range(3, 8)],
+    ]
+    assert [row.anchor for row in first] == [anchors[row.draft] for row in first]
+    ahead.begin(first[:2], anchors[:2])
+    ahead.begin(ahead.rows(), anchors[:2])
+    assert [(row.draft, row.state.tokens.count(MASKED)) for row in ahead.rows()] == [(0, 1), (2, 0)]
+    ahead.begin(ahead.rows(), anchors[:2])
+    assert ahead.rows() == []
 
 
 def test_drafts_that_pay_are_read_where_steps_may_begin_ahead_too() -> None:
@@ -326,7 +359,7 @@ def test_stored_blocks_do_not_wait_for_a_refinement() -> None:
 def test_requests_beyond_the_lines_of_the_first_ones_go_ahead_too() -> None:
     engine, device = engine_over(Device, tiny_checkpoint(1), async_scheduling=True, max_running=2)
     for number in range(6):
-        device.unread, device.num_unread = [], 0  # the last forward of an answer is dropped
+        device.unread = []
         engine.generate([request_of(str(number), [number + 1], Static(), 16)])
         assert max(device.unread) == 2
 

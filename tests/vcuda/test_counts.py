@@ -52,6 +52,7 @@ LINES = {mode: (mode, 8) for mode in MODES} | {
 
 COLUMNS: dict[str, Callable[[Counts], int]] = {
     "event waits": lambda count: count.event_waits,
+    "idle waits": lambda count: count.later_replays.count(0),
     "implicit waits": lambda count: count.waits.total(),
     "replays": lambda count: count.replays,
     "nodes of graphs": lambda count: count.nodes,

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -71,6 +72,13 @@ UNPACED: dict[str, DecodingMode] = {
     "direct": Direct(2, 0.3),
     "drafts of the backbone": Speculative(0, 3),
 }
+#: trees for which MRP drafts twice
+TREES: dict[str, DecodingMode] = {
+    "one token": Speculative(2, 4),
+    "two tokens": Speculative(2, 4, tokens_per_step=2),
+    "in order": Speculative(2, 4, verify="sequential"),
+    "a threshold": Speculative(2, 3, threshold=0.3),
+}
 #: modes for which MRP drafts three times
 DRAFTED: dict[str, DecodingMode] = {"chain": Speculative(3), "tree": Speculative(3, 4)}
 
@@ -108,10 +116,24 @@ def expected_answers(requests: Sequence[GenerationRequest], folder=GOLDEN / NAME
     """The answers of an engine on the CPU that reads each forward before the next one begins."""
     key = f"{requests} {folder}"
     if key not in _EXPECTED:
-        host = load_checkpoint(folder, LoadOptions(torch.float32, "cpu"))
-        config = EngineConfig(kv_cache_tokens=4096, async_scheduling=False)
-        _EXPECTED[key] = answers(events_of(Engine(host, config, deps=EngineDeps(costs=DEAR_ROWS)), requests))
+        _EXPECTED[key] = answers(events_of(host_engine(folder), requests))
     return _EXPECTED[key]
+
+
+def host_engine(folder, **limits):
+    host = load_checkpoint(folder, LoadOptions(torch.float32, "cpu"))
+    config = EngineConfig(kv_cache_tokens=4096, async_scheduling=False, **limits)
+    return Engine(host, config, deps=EngineDeps(costs=DEAR_ROWS))
+
+
+def drafts_of(engine, requests):
+    """By request the positions and tokens of each step's drafts, and the number of those that were accepted."""
+    events = events_of(engine, [replace(request, keep_steps=True) for request in requests])
+    steps = {name: [step for event in parts for step in event.steps] for name, parts in events.items()}
+    return {
+        name: [([(pick.position, pick.token) for pick in step.drafted], step.accepted) for step in of]
+        for name, of in steps.items()
+    }
 
 
 def decoded(engine, device, requests):
@@ -244,9 +266,41 @@ def test_mrp_forwards_for_drafts_are_launched_together(device, kind, candidates,
     assert answers(events_of(engine, requests)) == expected
     tokens, later_replays = decoded(engine, device, requests)
     assert tokens == expected
-    assert set(later_replays) == {0}  # replays come before their only copy
+    assert set(later_replays) == {0, 3}  # three replays, or none: they come before their only copy
     assert 2 * device.counts.replays >= 3 * device.counts.event_waits
     assert waits(device.counts) == []
+
+
+@pytest.mark.parametrize("count", fast_only((4).__eq__, [1, 4]))
+@pytest.mark.parametrize("candidates", [0, 8])
+@pytest.mark.parametrize("kind", TREES)
+def test_mrp_drafts_before_the_host_reads_the_backbones_results(device, kind, candidates, count):
+    """MRP reads the state after each state, so the drafts are those of an engine that reads each forward first."""
+    requests, engine = requests_of([(TREES[kind], SAMPLED)], count), engine_on_device(draft_candidates=candidates)
+    expected = drafts_of(host_engine(GOLDEN / NAME, draft_candidates=candidates), requests)
+    assert drafts_of(engine, requests) == expected
+    _, later_replays = decoded(engine, device, requests)
+    idle = later_replays.count(0)
+    assert set(later_replays) == {0, 2}
+    assert idle <= 1.3 * later_replays.count(2)  # a round's last wait; in turns there are two for each of MRP's
+    assert waits(device.counts) == []
+
+
+def test_mrp_drafts_for_a_tree_beside_direct(device):
+    """Each has replays of its own, as one draws from candidates and the other from all tokens."""
+    pairs = [(Direct(2), SAMPLED), (TREES["one token"], SAMPLED)]
+    requests, engine = requests_of(pairs, 4), engine_on_device(draft_candidates=8)
+    assert answers(events_of(engine, requests)) == expected_answers(requests)
+    _, later_replays = decoded(engine, device, requests)
+    assert later_replays.count(0) <= 1.6 * later_replays.count(2)
+
+
+def test_no_result_of_mrp_is_waited_for_that_no_request_needs(device):
+    """A block's last round needs none, and nor does an answer's."""
+    requests, engine = requests_of([(TREES["in order"], SamplingParams())], 1), engine_on_device(draft_candidates=8)
+    engine.generate(requests)
+    _, later_replays = decoded(engine, device, requests)
+    assert [2, 2] in [[*pair] for pair in pairwise(later_replays)]
 
 
 def test_a_rule_that_the_device_does_not_know_goes_in_turns(device, monkeypatch):

@@ -158,9 +158,13 @@ class Speculative(DecodingMode, frozen=True):
             canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
         while not canvas.block.complete:
             budget = self.budget(canvas)
-            drafting, first = _draft(canvas, prediction, self, rule, budget, first=first), False
+            drafting: Drafting | Drafts
+            if self.drafts_chain:
+                drafting = chain(canvas, prediction, budget.mrp_steps, rule, first=first)
+            else:
+                drafting = _draft_tree(canvas, prediction, rule, budget)
             drafts = (yield from drafting) if isinstance(drafting, Generator) else drafting
-            refined = self._num_refined(rule, budget)
+            refined, first = self._num_refined(rule, budget), False
             if not drafts:  # most steps of `auto` under full load
                 (prediction,) = yield Evaluate((canvas.block,), num_following=refined)
                 canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
@@ -224,12 +228,8 @@ def _rule(mode: Speculative) -> Rule:
     return mode.plain.rule
 
 
-def _draft(
-    canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, budget: DraftBudget, *, first: bool
-) -> Drafting | Drafts:
-    """The drafts or their generator. `first`: a block's first round."""
-    if mode.drafts_chain:
-        return chain(canvas, prediction, budget.mrp_steps, rule, first=first)
+def _draft_tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting | Drafts:
+    """The drafts or their generator."""
     if budget.device_numbers:
         return by_rule(canvas, prediction, rule, budget.device_numbers)
     return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else {}

@@ -188,7 +188,7 @@ class ModelRunner:
         """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
         The `handle` of a Prediction is the next anchor. Forwards are computed in their order of beginning. The results
-        of a backbone's forward and of MRP's after it come to the host together.
+        of a backbone's forward and of MRP's after it come to the host together, unless MRP drafts.
         """
         if network == "backbone":
             self._copies.begin()  # no earlier result waits for this forward
