@@ -35,7 +35,7 @@ _NEXT = LeftToRight(1)
 NUM_STEPS = 3
 #: The best drafts of `by_rule`, by how many they are. With one token a step the second step may come first. Measured on
 #: the demo and on simulated networks.
-_BRANCHES = (), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 7), (1, 2, 3, 5, 7)
+_BRANCHES = (), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 7), (1, 2, 3, 5, 7), (1, 2, 3, 4, 5, 7), (1, 2, 3, 4, 5, 6, 7)
 _STRAIGHT = (), (1,), (1, 3), (1, 3, 7)
 
 #: the drafts by their states, in the order of their numbers
