@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
@@ -15,15 +15,17 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.modes.speculative import VERIFIED
 from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.drafting.planner import DRAFTS, PLAIN
+from service.engine import engine as engine_module
+from service.engine.drafting.planner import DRAFTS, PLAIN, REFINED
 from service.engine.forward import oom_backoff
+from service.engine.step import RunningStep
 from service.errors import OutOfMemory
 from service.model import LoadOptions, load_checkpoint
 from service.model.transfer import HostCopies
 from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import DEAR_ROWS, FREE_ROWS, SLOW_HOST, events_of
 from tests.other_weights import other_weights
-from tests.plans import use_any_plans, use_plan
+from tests.plans import use_any_plans, use_plan, use_plans
 from tests.preemptions import use_preemptions
 from tests.rules import Halving
 from tests.thinned import fast_only, fast_rows
@@ -293,6 +295,23 @@ def test_mrp_drafts_for_a_tree_beside_direct(device):
     assert answers(events_of(engine, requests)) == expected_answers(requests)
     _, later_replays = decoded(engine, device, requests)
     assert later_replays.count(0) <= 1.6 * later_replays.count(2)
+
+
+def test_mrp_does_not_draft_behind_a_forward_of_another_plan(device, monkeypatch):
+    """The query asks for MRP's drafts, but the plan changes before its forward begins."""
+    begun = defaultdict(set)
+
+    class Recorded(RunningStep):
+        def __init__(self, plan, backoff, planner):
+            super().__init__(plan, backoff, planner)
+            begun[planner.plan].add("mrp" in [forward.network for forward in self._forwards])
+
+    monkeypatch.setattr(engine_module, "RunningStep", Recorded)
+    plans = cycle((REFINED, REFINED, PLAIN, PLAIN))  # the plan, and that with which requests start
+    use_plans(monkeypatch, lambda _: next(plans))
+    requests = requests_of([(Speculative("auto"), SamplingParams())], 3, 12)
+    assert answers(events_of(engine_on_device(FREE_ROWS), requests)) == expected_answers(requests)
+    assert begun == {REFINED: {True, False}, PLAIN: {False}}
 
 
 def test_no_result_of_mrp_is_waited_for_that_no_request_needs(device):
