@@ -157,8 +157,10 @@ class DraftPlanner:
         return self._device_numbers[key]
 
     def _rate_by_device(self, numbers: Sequence[int]) -> float:
-        """Tokens of a request by the time of a forward."""
-        seconds = self.costs().backbone.filled(self.work.num_running * (1 + len(numbers)))
+        """Tokens of a request by the time of a forward, and of the host for its drafts."""
+        count, backbone = self.work.num_running, self.costs().backbone
+        rows = count * (1 + len(numbers))
+        seconds = backbone.filled(rows) + self._turn(rows) - self._turn(count)
         return (1 + sum([_PASSED[number] for number in numbers])) / max(1e-9, seconds)
 
     def idle(self, expected: int) -> None:
