@@ -83,6 +83,7 @@ def _row(world: World, plan: str, compared: Comparison) -> dict[str, Any]:
         "times_static": compared.times_static,
         "times_best": compared.times_best,
         "times_static_by_load": compared.times_static_by_load,
+        "steps_to_plan_by_load": [part.steps_to_plan for part in compared.plan.parts],
         "loads": [load.users for load in world.loads],
         "steps": forwards.backbone,
         "steps_in_turns": forwards.in_turns,
@@ -98,16 +99,20 @@ def _short(mode: DecodingMode) -> str:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     names = "world", "static", "fixed plans", "plan", "tokens/s", "times static", "times best"
-    lines = cli.table(*names, "in turns", "times static, by load", "answers equal", "CPU s", plan="plan")
+    by_loads = "times static, by load", "steps to its plan, by load"
+    lines = cli.table(*names, "in turns", *by_loads, "answers equal", "CPU s", plan="plan")
     for row in rows:
         fixed = "; ".join(f"{plan}: {rate:.0f}" for plan, rate in row["fixed"].items())
-        loads = zip(row["loads"], row["times_static_by_load"], strict=True)
-        by_load = ", ".join(f"{users}: {ratio:.3f}" for users, ratio in loads)
+        by_load = [
+            ", ".join(f"{users}: {value:{form}}" for users, value in zip(row["loads"], row[name], strict=True))
+            for name, form in (("times_static_by_load", ".3f"), ("steps_to_plan_by_load", "d"))
+        ]
         lines.add_row(
             *(row["world"], f"{row['static']:.0f}", fixed, row["plan"], f"{row['rate']:.0f}"),
             *(f"{row['times_static']:.3f}", f"{row['times_best']:.3f}"),
             f"{row['steps_in_turns']} of {row['steps']}",
-            *(by_load if len(row["loads"]) > 1 else "", "yes" if row["same_answers"] else "no", f"{row['cpu_s']:.1f}"),
+            *(by_load if len(row["loads"]) > 1 else ("", "")),
+            *("yes" if row["same_answers"] else "no", f"{row['cpu_s']:.1f}"),
         )
     cli.results().print(lines)
     _print_ratios("times static", [row["times_static"] for row in rows])

@@ -1,5 +1,6 @@
 """Plays plans in worlds: the engine decodes the users' requests by the clock."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -29,14 +30,21 @@ _MAX_QUIET_STEPS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The tokens of one load, and its seconds."""
+    """The tokens of one load, and its seconds. `plans`: of `auto`, by step."""
 
     tokens: int
     seconds: float
+    plans: Sequence[int]
 
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def steps_to_plan(self) -> int:
+        """The steps before the first one with the plan that most steps of its second half have."""
+        [(plan, _)] = Counter(self.plans[len(self.plans) // 2 :]).most_common(1)
+        return self.plans.index(plan)
 
 
 @dataclass(slots=True)
@@ -115,6 +123,7 @@ class _Play:
         clock, users, begin = self._clock, self._users, self._clock()
         users.set_number(load.users, begin)
         tokens = answers = steps = quiet = 0
+        plans = list[int]()
         while answers < load.answers if load.answers else steps < load.steps:
             for request in users.requests(clock()):
                 self._engine.submit(request)
@@ -135,7 +144,8 @@ class _Play:
                     answers += 1
                     users.answered(clock())
             steps += 1
-        return Part(tokens, clock() - begin)
+            plans.append(self._engine._planner.plan)  # noqa: SLF001 - no user needs it
+        return Part(tokens, clock() - begin, plans)
 
 
 def _config(world: World) -> EngineConfig:

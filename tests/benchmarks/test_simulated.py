@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulated.network import Acceptance
-from benchmarks.simulated.play import Game, Played, compare
+from benchmarks.simulated.play import Game, Part, Played, compare
 from benchmarks.simulated.random_worlds import random_world
 from benchmarks.simulated.runner import DeviceTimes, HostTimes
 from benchmarks.simulated.worlds import WORLDS, Load, Traffic, World
@@ -91,6 +91,11 @@ def test_waits_are_paid_by_steps_in_turns_alone() -> None:
         assert seconds(slow) - seconds(fast) == pytest.approx(5e-3 * slow.forwards.in_turns, abs=2e-3)
 
 
+@pytest.mark.parametrize(("plans", "steps"), [([0, 0, 1, 3, 1, 0, 1, 1], 2), ([2, 2, 2], 0), ([], 0)])
+def test_a_load_has_its_plan_once_the_plan_of_its_second_half_begins(plans: list[int], steps: int) -> None:
+    assert Part(1, 1.0, plans).steps_to_plan == steps
+
+
 def test_equal_seeds_give_equal_clocks() -> None:
     noisy = replace(SMALL, device=replace(DEVICE, noise=0.2))
     plays = [Game(noisy, seed).play(AUTO) for seed in (1, 1, 2)]
@@ -107,6 +112,7 @@ def test_simulated_compares_plans_with_static(run, capsys, tmp_path) -> None:
     assert (direct["world"], direct["plan"]) == ("CPU, 1 user", "direct mrp_steps=1")
     assert (direct["same_answers"], auto["same_answers"]) == (False, True)
     assert set(auto["fixed"]) == {"0, 1", "0, 4", "2, 6"}
+    assert [len(auto[name]) for name in ("loads", "times_static_by_load", "steps_to_plan_by_load")] == [1, 1, 1]
     assert run("simulated.__main__", "Mars") == 1
     assert "benchmarks: world is 'Mars', allowed are 'random N' and parts of '4B, 1 user'" in capsys.readouterr().err
 
