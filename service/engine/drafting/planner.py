@@ -39,6 +39,8 @@ _REFRESH = 8
 #: The steps that a plan's forward is expected to gain before the first trial, by log2(1 + states) of a tree of one of
 #: these sizes. Chosen in the simulated worlds (dev/lab/performance-log.md, "A smaller planner").
 _GAINS, _SIZES = {DRAFTS: 0.35, COPIED: 0.35, REFINED: 0.5}, (1, 4)
+#: the most drafts of the device for each of more than this many requests: the table does not see the host's policies
+_MAX_DRAFTS, _FEW = 5, 2
 #: how often the device's drafts are passed, by their number, measured on the demo
 _PASSED = {1: 0.41, 2: 0.1, 3: 0.17, 4: 0.05, 5: 0.08, 6: 0.03, 7: 0.09}
 
@@ -152,15 +154,15 @@ class DraftPlanner:
         """The numbers of the drafts that the device makes and reads for each request, by the table."""
         key = rule, self.work.num_running
         if key not in self._device_numbers:
-            choices = numbers_by_rule(rule)[: 1 + self._max_states(self.work.num_running)]
+            count = self.work.num_running
+            most = self._max_states(count)
+            choices = numbers_by_rule(rule)[: 1 + (most if count <= _FEW else min(most, _MAX_DRAFTS))]
             self._device_numbers[key] = max(choices, key=self._rate_by_device)
         return self._device_numbers[key]
 
     def _rate_by_device(self, numbers: Sequence[int]) -> float:
-        """Tokens of a request by the time of a forward, and of the host for its drafts."""
-        count, backbone = self.work.num_running, self.costs().backbone
-        rows = count * (1 + len(numbers))
-        seconds = backbone.filled(rows) + self._turn(rows) - self._turn(count)
+        """Tokens of a request by the time of a forward."""
+        seconds = self.costs().backbone.filled(self.work.num_running * (1 + len(numbers)))
         return (1 + sum([_PASSED[number] for number in numbers])) / max(1e-9, seconds)
 
     def idle(self, expected: int) -> None:
