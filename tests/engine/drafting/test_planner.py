@@ -101,6 +101,19 @@ def test_the_rows_of_a_forward_are_shared() -> None:
 
 
 @pytest.mark.usefixtures("drafting")
+def test_the_device_makes_fewer_drafts_for_each_of_several_requests_and_none_where_rows_are_dear() -> None:
+    """The last one has no room: 32 rows of 16 requests."""
+    numbers = dict[str, list[int]]()
+    for name, costs, max_rows in (("free", FREE_ROWS, 256), ("dear", DEAR_ROWS, 256), ("full", FREE_ROWS, 32)):
+        numbers[name] = []
+        for running in (1, 2, 3, 16):
+            planner = DraftPlanner(costs, max_rows)
+            planner.begin(running)
+            numbers[name].append(len(planner.device_numbers(Static().rule)))
+    assert numbers == {"free": [7, 7, 5, 5], "dear": [0, 0, 0, 0], "full": [7, 7, 5, 0]}
+
+
+@pytest.mark.usefixtures("drafting")
 def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     def bars(actual: int) -> tuple[float, float, float]:
         """The least gains of drafts of a kind before and after many gained `actual` tokens, and of another kind."""
