@@ -43,7 +43,7 @@ class Admitted(NamedTuple):
 class RunningRequest(ABC):
     """A running request.
 
-    `replays`: of what kind MRP's forwards are if they may be replays of one graph (`forward/replays.py`), else None.
+    `replays`: the kind of MRP's forwards if they may be replays of one graph (`forward/replays.py`), None if not.
     `grows`: whether its pages grow with its answer, and may be taken from it.
     """
 

@@ -62,20 +62,20 @@ class Device(RunnerWrapper):
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
-        self.begun = WeakSet[_Begun]()
+        self.forwards = WeakSet[_Begun]()
         self.unread: list[int] = []
 
     @property
     def num_unread(self) -> int:
-        return len(self.begun)
+        return len(self.forwards)
 
     def begin(self, network: Network, rows: Sequence[Row]) -> Pending:
         pending, forward = self.runner.begin(network, rows), _Begun()
-        self.begun.add(forward)
+        self.forwards.add(forward)
 
         def read() -> list[Prediction]:
             self.unread.append(self.num_unread)
-            self.begun.discard(forward)
+            self.forwards.discard(forward)
             return pending()
 
         return structs.replace(pending, results=read)

@@ -299,19 +299,19 @@ def test_mrp_drafts_for_a_tree_beside_direct(device):
 
 def test_mrp_does_not_draft_behind_a_forward_of_another_plan(device, monkeypatch):
     """The query asks for MRP's drafts, but the plan changes before its forward begins."""
-    begun = defaultdict(set)
+    has_mrp = defaultdict(set)  # by plan, whether a forward of MRP begins with the backbone's
 
     class Recorded(RunningStep):
         def __init__(self, plan, backoff, planner):
             super().__init__(plan, backoff, planner)
-            begun[planner.plan].add("mrp" in [forward.network for forward in self._forwards])
+            has_mrp[planner.plan].add("mrp" in [forward.network for forward in self._forwards])
 
     monkeypatch.setattr(engine_module, "RunningStep", Recorded)
     plans = cycle((REFINED, REFINED, PLAIN, PLAIN))  # the plan, and that with which requests start
     use_plans(monkeypatch, lambda _: next(plans))
     requests = requests_of([(Speculative("auto"), SamplingParams())], 3, 12)
     assert answers(events_of(engine_on_device(FREE_ROWS), requests)) == expected_answers(requests)
-    assert begun == {REFINED: {True, False}, PLAIN: {False}}
+    assert has_mrp == {REFINED: {True, False}, PLAIN: {False}}
 
 
 def test_no_result_of_mrp_is_waited_for_that_no_request_needs(device):

@@ -187,7 +187,7 @@ class Speculative(DecodingMode, frozen=True):
         return self.mrp_steps != AUTO and self.max_drafts is None
 
     def _num_refined(self, rule: Rule, budget: DraftBudget, *, first: bool = False) -> int:
-        """The forwards of MRP for the next drafts if their budget is this one. `first`: of a block's first round.
+        """The forwards of MRP for drafts of this budget. `first`: whether it is a block's first round.
 
         None if the first is not of the state after the rule's picks: later chains begin with two steps of the rule.
         """
