@@ -13,8 +13,9 @@ from service.decode.canvas import DraftBudget
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.decode.registry import only_drafts
 from service.engine.decoding_request import DecodingRequest, of_state
+from service.engine.drafts_ahead import DraftsAhead
 from service.engine.forward.rows import Anchor, Row
-from service.engine.lookahead import DraftsAhead, Lookahead
+from service.engine.lookahead import Lookahead
 from service.engine.running_request import Admitted
 from service.model.config import ModelConfig
 

@@ -18,11 +18,11 @@ from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, S
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.engine import BlockEvent, EngineDeps
 from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafts_ahead import DraftsAhead
 from service.engine.forward.model_forward import Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import MAX_DRAFT, Anchor, ForwardOutput, Row
 from service.engine.forward.runner import ModelRunner
-from service.engine.lookahead import DraftsAhead
 from tests.engine.helpers import DEAR_ROWS, SLOW_HOST, checked, events_of, random_requests, request_of
 from tests.runners import RunnerWrapper, engine_over
 from tests.thinned import fast_only
