@@ -1,7 +1,7 @@
 """MRP's forwards for drafts ahead: they begin with the backbone's forward, before its results are read.
 
-    host      plan, begin all                  read the backbone's results, policy   read MRP's, draft, plan, begin all
-    device    backbone -> MRP -> MRP again     -----------------------------------
+    host      begins all   waits     reads the backbone's results   reads MRP's, drafts, plans, begins all
+    device    backbone ----------->  MRP ----------> MRP -------->  backbone ...
 
 The host alone knows through which of the states that the backbone reads decoding passes. So the device reveals the
 rule's picks in each of them (`forward/row_states.py`), and MRP reads the states after these picks. Then it reads the
