@@ -184,12 +184,13 @@ class Speculative(DecodingMode, frozen=True):
 
     @property
     def drafts_chain(self) -> bool:
+        """Whether the drafts are a chain, the published method."""
         return self.mrp_steps != AUTO and self.max_drafts is None
 
     def _num_refined(self, rule: Rule, budget: DraftBudget, *, first: bool = False) -> int:
-        """The forwards of MRP for drafts of this budget. `first`: whether it is a block's first round.
+        """The forwards of MRP for drafts of this budget, if the first one reads the state after the rule's picks.
 
-        None if the first is not of the state after the rule's picks: later chains begin with two steps of the rule.
+        `first`: whether it is a block's first round. Later chains begin with two steps of the rule.
         """
         if self.drafts_chain:
             return budget.mrp_steps if first else 0
@@ -229,7 +230,7 @@ def _rule(mode: Speculative) -> Rule:
 
 
 def _draft_tree(canvas: Canvas, prediction: Prediction, rule: Rule, budget: DraftBudget) -> Drafting | Drafts:
-    """The drafts or their generator."""
+    """The drafts of a tree, or their generator."""
     if budget.device_numbers:
         return by_rule(canvas, prediction, rule, budget.device_numbers)
     return tree(canvas, prediction, rule, budget) if worth_drafting(rule, budget) else {}

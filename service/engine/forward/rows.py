@@ -110,9 +110,8 @@ class Row(Struct, frozen=True, gc=False):
     #: whether the device drafts after its picks: the states after some of the rule's next steps by the same prediction
     drafts_follow: bool = False
     num_drafts: int = 0  # the next rows that are such drafts of its state, which the device has made before
-    draft: int = (
-        0  # the number of a draft that has a line: `Draft.device_number`, if the device has made it; 0: it is none
-    )
+    #: the number of a draft that has a line, `Draft.device_number` if the device has made it; 0: it is none
+    draft: int = 0
     edits: bool = False  # whether tokens are chosen anew at `rescore`, as at masked positions
     #: whether the next block's first position is read, at the row's last output; only of models with shifted outputs
     opens_next: bool = False
