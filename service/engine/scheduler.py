@@ -218,8 +218,7 @@ class Scheduler:
         order, limits = self._in_order(free, prompts), self._tenant_limits(live, prompts, prompt_rows)
         chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}
         served, self._left_out = self._serve(order, chunks, limits)
-        stored, total = sum(chunks.values()), sum(prompts.values())
-        self._planner.begin(len(served if limits else order), stored, prompts_wait=stored < total)
+        self._planner.begin(len(served if limits else order), sum(chunks.values()))
         return self._without_poor_drafts(served)
 
     def _share_prompts(self, prompts: dict[RunningRequest, int]) -> set[RunningRequest]:

@@ -91,12 +91,6 @@ def test_waits_are_paid_by_steps_in_turns_alone() -> None:
         assert seconds(slow) - seconds(fast) == pytest.approx(5e-3 * slow.forwards.in_turns, abs=2e-3)
 
 
-def test_auto_has_the_speed_of_static_where_prompts_wait_in_each_step() -> None:
-    """No trial of a plan can end there."""
-    [comparison] = compare(replace(random_world(33), fixed=()), [AUTO])
-    assert comparison.times_static > 0.99
-
-
 @pytest.mark.parametrize(("plans", "steps"), [([0, 0, 1, 3, 1, 0, 1, 1], 2), ([2, 2, 2], 0)])
 def test_a_load_has_its_plan_once_the_plan_of_its_second_half_begins(plans: list[int], steps: int) -> None:
     assert Part(1, 1.0, plans).steps_to_plan == steps

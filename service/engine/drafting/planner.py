@@ -39,8 +39,6 @@ _REFRESH = 8
 #: The steps that a plan's forward is expected to gain before the first trial, by log2(1 + states) of a tree of one of
 #: these sizes. Chosen in the simulated worlds (dev/lab/performance-log.md, "A smaller planner").
 _GAINS, _SIZES = {DRAFTS: 0.35, COPIED: 0.35, REFINED: 0.5}, (1, 4)
-#: the share of the latest steps in which prompts wait, above which no plan has drafts, and the weight of a step in it
-_MOST_WAITING, _FRESH = 0.95, 1 / 16
 #: the most drafts of the device for each of more than this many requests: the table does not see the host's policies
 _MAX_DRAFTS, _FEW = 5, 2
 #: how often the device's drafts are passed, by their number, measured on the demo
@@ -68,7 +66,6 @@ class DraftPlanner:
         self._choice: PlanChoice | None = None  # of requests with `auto`, from the first one on
         self._presets: dict[tuple[MeasuredMode, ...], PlanChoice] = {}  # of requests with several plans
         self.work, self._steps = StepWork(), 0
-        self._waiting = 0.0  # the share of the latest steps in which prompts wait
         self._device_numbers: dict[tuple[Rule, int], tuple[int, ...]] = {}  # by running requests, too
         self._free_rows: dict[int, bool] = {}  # whether second rows are free, by running requests
         self._prices: dict[int, tuple[float, float]] = {}  # by running requests
@@ -84,11 +81,8 @@ class DraftPlanner:
 
     @property
     def plan(self) -> int:
-        """The plan of requests with `auto`, without drafts while prompts wait in nearly every step.
-
-        Then the number of steps limits the answers, and drafts only make steps longer.
-        """
-        return PLAIN if self._choice is None or self._waiting > _MOST_WAITING else self._choice.plan
+        """The plan of requests with `auto`."""
+        return PLAIN if self._choice is None else self._choice.plan
 
     def with_plan(self, request: GenerationRequest) -> GenerationRequest:
         """A request that starts now, with the mode of its `plans` that is the fastest or is to be tried."""
@@ -175,14 +169,10 @@ class DraftPlanner:
         """No request runs. `expected`: the requests that start now."""
         self._clock.idle(expected)
 
-    def begin(self, num_running: int, prompt_rows: int = 0, *, prompts_wait: bool = False) -> None:
-        """A step of the running requests begins. `prompt_rows`: its rows of prompts.
-
-        `prompts_wait`: whether it has no room for further rows of prompts.
-        """
+    def begin(self, num_running: int, prompt_rows: int = 0) -> None:
+        """A step of the running requests begins. `prompt_rows`: its rows of prompts."""
         self.work = StepWork(max(1, num_running), prompt_rows)
         self._steps += 1
-        self._waiting += _FRESH * (prompts_wait - self._waiting)
 
     def end(self) -> None:
         step, self.work = self.work, StepWork(self.work.num_running)

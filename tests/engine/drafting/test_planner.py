@@ -113,17 +113,6 @@ def test_the_device_makes_fewer_drafts_for_each_of_several_requests_and_none_whe
     assert numbers == {"free": [7, 7, 5, 5], "dear": [0, 0, 0, 0], "full": [7, 7, 5, 0]}
 
 
-def test_no_plan_has_drafts_while_prompts_wait_in_nearly_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_plan(monkeypatch, REFINED)
-    planner, plans = DraftPlanner(FREE_ROWS, 256), list[int]()
-    planned(planner)
-    for wait, steps in ((True, 30), (True, 30), (False, 5)):
-        for _ in range(steps):
-            planner.begin(4, 8, prompts_wait=wait)
-        plans.append(planner.plan)
-    assert plans == [REFINED, PLAIN, REFINED]
-
-
 @pytest.mark.usefixtures("drafting")
 def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     def bars(actual: int) -> tuple[float, float, float]:
