@@ -5,6 +5,7 @@ Where its mode and the device allow it, the next rows begin before the last ones
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -226,40 +227,39 @@ class DiffusionRequest(DecodingRequest):
             drafts.receive(query.states, predictions, self._query)
 
     def needs_refinement(self, rows: list[Row]) -> bool:
-        drafts, query = self._drafts_ahead, self._query
-        if drafts is None or rows[-1].sampling is None:
-            return True
-        return isinstance(query, Refine) and any(
-            row.anchor == query.after.handle and (drafts.follows or not row.on_device) for row in rows
-        )
+        return self._drafts_ahead is None or rows[-1].sampling is None or self._index_of_query(rows) is not None
 
     def receive_refinement(self, rows: list[Row], predictions: Sequence[Prediction]) -> None:
         """Predictions for which the policy does not ask are dropped: ahead, only the device knew what it would ask."""
         if rows[-1].sampling is None:
             return
         self._num_unread -= 1
-        if self._drafts_ahead is not None:
-            self._drafts_ahead.num_unread -= 1
+        drafts = self._drafts_ahead
+        if drafts is not None:
+            drafts.num_unread -= 1
         elif self._lookahead is None:
             self._send((predictions[-1],))
             return
-        query = self._query
-        for row, prediction in zip(rows, predictions, strict=False):
-            if isinstance(query, Refine) and row.anchor == query.after.handle:
-                self._receive_refined(row, prediction, query)
-                return
-
-    def _receive_refined(self, row: Row, prediction: Prediction, query: Refine) -> None:
-        drafts = self._drafts_ahead
-        if row.on_device:
-            if drafts is not None and not drafts.follows:
-                return
-            prediction = of_state(prediction, query.state)
+        if (index := self._index_of_query(rows)) is None:
+            return
+        prediction, state = predictions[index], cast(Refine, self._query).state
+        if rows[index].on_device:
+            prediction = of_state(prediction, state)
         self._send((prediction,))
         if drafts is not None:
-            drafts.receive((query.state,), (prediction,), self._query)
+            drafts.receive((state,), (prediction,), self._query)
         if self._lookahead is not None:
             self._settle(self._lookahead)
+
+    def _index_of_query(self, rows: Sequence[Row]) -> int | None:
+        """The index of the row of MRP for whose prediction the policy asks. None: it asks for none of them."""
+        query, drafts = self._query, self._drafts_ahead
+        if not isinstance(query, Refine):
+            return None
+        for index, row in enumerate(rows):
+            if row.anchor == query.after.handle:
+                return index if drafts is None or drafts.follows or not row.on_device else None
+        return None
 
     def _settle(self, lookahead: Lookahead) -> None:
         if self.finish_reason is None and not isinstance(self._query, Refine):
